@@ -5,8 +5,9 @@
 # DMUON_WHY_NO_KERNELS says why. With DMUON_OLDER_PTXAS drivers of CUDA 12 load the cubins too, of the architectures
 # that CUDA 12 had from its beginning.
 
-# The compute capabilities that cubins are made for. A cubin runs on later minor versions too: 80 on 86 and 89.
-set(DMUON_CUDA_ARCHITECTURES 80 90 100 120)
+# The compute capabilities that cubins are made for. A cubin runs on later minor versions too: 86 on 89, for which ptxas
+# makes the same instructions, and 100 on 103.
+set(DMUON_CUDA_ARCHITECTURES 80 86 90 100 120)
 
 # Sets `out` to commands, each after the word COMMAND, that make a cubin and <cubin>.d: dmuon_cubin(<out> <architecture>
 # <source> <cubin> <options of nvcc>...).

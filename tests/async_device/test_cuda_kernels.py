@@ -39,6 +39,7 @@ CAPABILITIES = (80, 90, 100, 120)
 DTYPES = (torch.float16, torch.bfloat16)
 ROWS = _C.resolve_coefficients("polar_express", 5)
 LR, DECAY, MOMENTUM = 0.25, 0.4, 0.95
+PRODUCTS = {"products": "cuda", "full": "cuda_full", "fused": "cuda_fused"}
 
 
 def begin(mesh: Any) -> list[list[str]]:
@@ -87,17 +88,18 @@ STEPS = ((1.0, True), (1e-3, True), (float("nan"), False), (1e6, True))
 
 
 def choice_for(case: Case, elementwise: str) -> _C.Choice:
-    """The first candidate; `products` stands for the CUDA kernels of both, in the direct form.
+    """The first candidate. A backend of PRODUCTS stands for the CUDA kernels of both, in the direct form.
 
     Mirrored products make the Gram form's error larger in 16 bits, so `dmuon tune` refuses that choice.
     """
     place = ROWS, len(ROWS), torch.device("emulated", 0), case.dtype
     fits = [one for one in _C.candidates(*case.sides, *place) if one.batched == case.batched]
-    if elementwise != "products":
+    if elementwise not in PRODUCTS:
         found = next(one for one in fits if one.backend == "aten")
         return _C.Choice(found.backend, found.form, found.batched, found.panel_rows, elementwise)
-    found = next(one for one in fits if one.backend == "cuda" and one.form == _C.Form.DIRECT)
-    return _C.Choice("cuda", found.form, found.batched, found.panel_rows, "cuda")
+    backend = PRODUCTS[elementwise]
+    found = next(one for one in fits if one.backend == backend and one.form == _C.Form.DIRECT)
+    return _C.Choice(backend, found.form, found.batched, found.panel_rows, "cuda")
 
 
 def group_for(case: Case, elementwise: str) -> _C.MuonGroup:
@@ -152,7 +154,7 @@ def error_of(case: Case, before: torch.Tensor, after: torch.Tensor, direction: t
     return float((update - exact).norm() / exact.norm())
 
 
-@pytest.mark.parametrize("name", ["cuda", "products"])
+@pytest.mark.parametrize("name", ["cuda", "products", "full"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_update_is_as_exact_as_atens_with_the_same_bits_in_all_orders(gpus, case, dtype, name):
@@ -160,7 +162,7 @@ def test_an_update_is_as_exact_as_atens_with_the_same_bits_in_all_orders(gpus, c
     results = gpus.run(in_all_orders, (4,), case=case, name=name)
     aten = results[0][1]
     # Only the kernels of capability 9.0 multiply tall matrices.
-    is_tall = case.sides[0] > case.sides[1] and name == "products"
+    is_tall = case.sides[0] > case.sides[1] and name in PRODUCTS
     different = [results[0][0], *([results[CAPABILITIES.index(90)][0]] if is_tall else [])]
     assert all(any(found.equal(one) for one in different) for found, _ in results), "capabilities differ"
     for kernels in different:
@@ -212,11 +214,24 @@ def test_an_updates_elementwise_kernels_move_28_bytes_an_entry_and_the_host_neve
         assert statistics["host_syncs"] == {}
 
 
-def test_the_kernels_products_divide_by_the_norm(gpus):
-    for counts, statistics in gpus.run(counted, (4,), case=Case((4, 64, 128)), name="products"):
+@pytest.mark.parametrize(("name", "launches"), [("products", 14), ("full", 19), ("fused", 18)])
+def test_the_kernels_products_divide_by_the_norm(gpus, name, launches):
+    for counts, statistics in gpus.run(counted, (4,), case=Case((4, 64, 128)), name=name):
         # The scalars, two to start, one to move the weights, and two symmetric products of each of the five steps.
-        assert [one["launches"] for one in counts] == [14] * 3
+        # `full`: the third product too. `fused`: the last one moves the weights.
+        assert [one["launches"] for one in counts] == [launches] * 3
         assert statistics["host_syncs"] == {}
+
+
+def in_all_orders_and_unfused(mesh: Any, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    return in_all_orders(mesh, case, "fused")[0], updates(case, "full")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_last_product_that_moves_weights_has_the_bits_of_both_kernels(gpus, case, dtype):
+    for fused, unfused in gpus.run(in_all_orders_and_unfused, (4,), case=case._replace(dtype=dtype)):
+        assert fused.equal(unfused)
 
 
 def races_of_misplaced(mesh: Any, case: Case, order: str) -> list[str]:
@@ -259,6 +274,42 @@ def tuned(mesh: Any, kernels_take: float, error: float) -> str:
 def test_tuning_takes_kernels_where_they_are_exact_and_faster(gpus, kernels_take, error, chosen):
     found = gpus.run(tuned, (4,), kernels_take=kernels_take, error=error)
     assert found == ["" if capability == 90 else chosen for capability in CAPABILITIES]  # the default there
+
+
+def tuned_last(mesh: Any, backend: str, fused_takes: float, error: float) -> str:
+    """The backend that is chosen, if a fused last product takes this many times as long and is wrong by this."""
+    setting = Setting(torch.device("emulated", mesh.get_rank()), torch.float16, ROWS)
+    gradients = torch.randn(3, 2, 24, 40).to("emulated")
+    run = elementwise._Update._run
+
+    def wrong(update: Any, index: int) -> None:
+        run(update, index)
+        if update.backend == "cuda_fused":
+            update._weights.add_(error)
+
+    def seconds(update: Any) -> float:
+        return fused_takes if update.backend == "cuda_fused" else 1.0
+
+    choice = _C.Choice(backend, _C.Form.DIRECT, True, choice_for(CASES[0], "full").panel_rows, "cuda")
+    with mock.patch.multiple(elementwise._Update, seconds=seconds, _run=wrong):
+        found = elementwise.fastest_last_product(choice, gradients, setting, lambda: False)
+    assert setting.allows(24, 40, found) and plain_choice(found)[1:] == plain_choice(choice)[1:]
+    return found.backend
+
+
+@pytest.mark.parametrize(
+    ("backend", "takes", "error", "chosen"),
+    [
+        ("cuda_full", 0.9, 0.0, "cuda_fused"),
+        ("cuda_full", 0.98, 0.0, "cuda_full"),
+        ("cuda_full", 0.9, 1e-4, "cuda_full"),
+        ("cuda", 0.9, 0.0, "cuda"),
+    ],
+    ids=str,
+)
+def test_tuning_fuses_the_last_product_where_it_is_faster(gpus, backend, takes, error, chosen):
+    found = gpus.run(tuned_last, (4,), backend=backend, fused_takes=takes, error=error)
+    assert found == [chosen] * 4
 
 
 SIDES = ((3584, 3584), (2048, 2048), (4096, 14336))

@@ -8,6 +8,7 @@ from typing import Any
 import gpu_others
 import torch
 from dmuon._planning.choices import Setting
+from dmuon._planning.elementwise import FUSED
 from dmuon._planning.tuning import _errors, _is_exact
 from dmuon._setup.hyperparameters import plain_choice
 from gpu_device import Device
@@ -45,7 +46,8 @@ def by_form(rows: int, cols: int, where: torch.device, dtype: torch.dtype = torc
     """The first candidate of each backend and form."""
     found: dict[str, _C.Choice] = {}
     for one in _C.candidates(rows, cols, COEFFICIENTS, len(COEFFICIENTS), where, dtype):
-        found.setdefault(f"{one.backend} {one.form.name.lower()}", one)
+        if one.backend != FUSED:  # whose iteration is FULL's
+            found.setdefault(f"{one.backend} {one.form.name.lower()}", one)
     return found
 
 
@@ -147,7 +149,7 @@ def _time(device: Device, findings: Findings, shape: tuple[int, int, int], setti
     def call(choice: _C.Choice) -> Callable[[int], Any]:
         return lambda index: iterate(batches[index % number], choice, setting.ns_dtype)
 
-    candidates = setting.candidates(rows, cols)
+    candidates = [one for one in setting.candidates(rows, cols) if one.backend != FUSED]
     looks = {one: device.times({"": call(one)}, rounds=3)[""].device for one in candidates if one.batched or b == 1}
     for one, seconds in looks.items():
         findings.figure(

@@ -1,12 +1,14 @@
-"""Symmetric products of each backend beside ATen's: bits, errors against fp64, rates."""
+"""Products of each backend beside ATen's: bits, errors against fp64, rates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import gpu_others
 import torch
+from dmuon._planning.elementwise import FULL, FUSED
 from gpu_device import Device
 from gpu_part import Findings
 from torch import Tensor
@@ -32,15 +34,19 @@ COEFFICIENTS = _C.resolve_coefficients("polar_express", 5)
 
 
 def backends(m: int, n: int, where: torch.device, dtype: torch.dtype) -> dict[str, int]:
-    """Panel rows of each backend's first candidate, by its name. The default comes first."""
+    """Panel rows of each backend's first candidate, by its name. The default comes first.
+
+    FULL stands for FUSED too, whose products are the same.
+    """
     found: dict[str, int] = {}
     for one in _C.candidates(m, n, COEFFICIENTS, len(COEFFICIENTS), where, dtype):
-        found.setdefault(one.backend, one.panel_rows)
+        if one.backend != FUSED:
+            found.setdefault(one.backend, one.panel_rows)
     return found
 
 
 class Product(NamedTuple):
-    """alpha a b + beta c: X X', X' X, or b R + c R R."""
+    """alpha a b + beta c: X X', X' X, or b R + c R R; and Q X and X Q, which are full products."""
 
     name: str
     beta: float
@@ -48,11 +54,15 @@ class Product(NamedTuple):
     alpha: float
     a: Tensor
     b: Tensor
+    full: bool = False
 
     def by(self, backend: str, panel_rows: int, out: Tensor | None = None) -> Tensor:
         if out is None:
-            out = self.a.new_empty(*self.a.shape[:-1], self.a.shape[-2])
+            out = self.a.new_empty(*self.a.shape[:-1], self.b.shape[-1])
         c = out if self.c is None else self.c
+        if self.full:
+            _C.product(backend, out, self.beta, c, self.alpha, self.a, self.b)
+            return out
         _C.symmetric_product(backend, panel_rows, out, self.beta, c, self.alpha, self.a, self.b)
         return out
 
@@ -69,10 +79,21 @@ class Product(NamedTuple):
 
 
 def products_of(x: Tensor, backend: str, panel_rows: int) -> list[Product]:
-    """The products of a step, and the first one of a tall X. R is of the backend, because addends are symmetric."""
+    """The products of a step, and of one of a tall X. R is of the backend, because addends are symmetric."""
     gram, tall = Product("X X'", 0.0, None, 1.0, x, x.mT), x.mT.contiguous()
     r = gram.by(backend, panel_rows)
-    return [gram, Product("R R", -0.75, r, 0.5, r, r), Product("X' X", 0.0, None, 1.0, tall.mT, tall)]
+    return [
+        gram,
+        Product("R R", -0.75, r, 0.5, r, r),
+        Product("X' X", 0.0, None, 1.0, tall.mT, tall),
+        Product("Q X", 2.0, x, 0.5, r, x, True),
+        Product("X Q", 2.0, tall, 0.5, tall, r.mT, True),
+    ]
+
+
+def computes(backend: str, product: Product) -> bool:
+    """True if the backend computes such products otherwise than the backends before it."""
+    return backend == "aten" or (backend == FULL) == product.full
 
 
 def random(shape: tuple[int, ...], where: torch.device) -> Tensor:
@@ -100,14 +121,16 @@ def check_products(device: Device, findings: Findings, where: torch.device) -> N
             x = rows_of_one((b, m, n), where, dtype)
             known = backends(m, n, where, dtype)
             for backend in [name for name in known if name != "aten"]:
-                for product in products_of(x, backend, known[backend]):
+                for product in filter(partial(computes, backend), products_of(x, backend, known[backend])):
                     name = f"{backend} {product.name} {b}x{m}x{n} {str(dtype)[6:]}"
                     _check(device, findings, name, product, lambda p, k=backend, r=known[backend]: p.by(k, r))
 
 
 def _check(device: Device, findings: Findings, name: str, product: Product, run: Callable[[Product], Tensor]) -> None:
     got = run(product)
-    bits = {"symmetric": torch.equal(got, got.mT), "from run to run": torch.equal(run(product), got)}
+    bits = {"from run to run": torch.equal(run(product), got)}
+    if not product.full:
+        bits = {"symmetric": torch.equal(got, got.mT), **bits}
     if len(got) > 1:
         bits["alone and in a batch"] = torch.equal(run(product.alone(len(got) - 1))[0], got[-1])
     check_bits(findings, name, bits)
@@ -144,7 +167,7 @@ def peak_flops(device: Device, where: torch.device) -> float:
 
 
 def time_products(device: Device, findings: Findings, where: torch.device, peak: float) -> None:
-    """FLOPs count a triangle, m (m + 1) inner, whatever a backend computes."""
+    """FLOPs of symmetric products count a triangle, m (m + 1) inner, whatever a backend computes."""
     for shape in SHAPES:
         for dtype in (torch.float16, torch.bfloat16) if shape == SHAPES[4] else (torch.float16,):
             b, m, n = shape
@@ -152,7 +175,12 @@ def time_products(device: Device, findings: Findings, where: torch.device, peak:
             size = 2 * b * m * (2 * n + 2 * m)
             sets = [rows_of_one(shape, where, dtype) for _ in range(max(1, min(16, PAST_CACHES // size)))]
             for products in zip(*(products_of(x, *list(known.items())[-1]) for x in sets), strict=True):
-                _time(device, findings, products, known, peak)
+                who = {name: rows for name, rows in known.items() if computes(name, products[0])}
+                _time(device, findings, products, who, peak)
+
+
+def _baddbmm(product: Product, out: Tensor) -> Tensor:
+    return torch.baddbmm(product.c, product.a, product.b, beta=product.beta, alpha=product.alpha, out=out)
 
 
 def _time(device: Device, findings: Findings, products: Sequence[Product], known: dict[str, int], peak: float) -> None:
@@ -162,12 +190,16 @@ def _time(device: Device, findings: Findings, products: Sequence[Product], known
         return lambda i: products[i % len(products)].by(backend, panel_rows, outs[i % len(outs)])
 
     calls: dict[str, Callable[[int], Any]] = {name: by(name, panel_rows) for name, panel_rows in known.items()}
-    if products[0].c is None:
-        calls["bmm"] = lambda i: torch.bmm(*products[i % len(outs)][-2:], out=outs[i % len(outs)])
-    if not gpu_others.why_not():
+    if products[0].c is None or products[0].full:  # without c: the least that Q X could take
+        calls["bmm"] = lambda i: torch.bmm(
+            products[i % len(outs)].a, products[i % len(outs)].b, out=outs[i % len(outs)]
+        )
+    if products[0].full:
+        calls["baddbmm"] = lambda i: _baddbmm(products[i % len(outs)], outs[i % len(outs)])
+    elif not gpu_others.why_not():
         calls["quack"] = lambda i: gpu_others.product(products[i % len(outs)], outs[i % len(outs)])
     b, m, inner = products[0].a.shape
-    flops = b * m * (m + 1) * inner
+    flops = b * m * inner * (2 * outs[0].shape[-1] if products[0].full else m + 1)
     times = device.times(calls)
     for name, took in times.items():
         findings.figure(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
-from dmuon._planning.elementwise import _Update
+from dmuon._planning.choices import Setting
+from dmuon._planning.elementwise import FULL, FUSED, _Update
+from dmuon._setup.hyperparameters import choice_of, plain_choice
 from gpu_device import Device
 from gpu_part import Findings
 from gpu_products import COEFFICIENTS, MEAN, MOST, PAST_CACHES, check_bits, check_errors, random, scaled
@@ -93,6 +95,25 @@ def check_updates(device: Device, findings: Findings, where: torch.device) -> No
                     check_errors(findings, f"{what}, {of}", (ours, theirs), right, (MEAN, MOST))
 
 
+def last_products(gradients: Tensor, setting: Setting) -> dict[str, _Update]:
+    """Updates of one step of the iteration: with a last product of its own, and with one that moves the weights."""
+    sides = setting.candidates(gradients.shape[-2], gradients.shape[-1])
+    others = next(plain_choice(one)[1:-1] for one in sides if one.backend == FULL)
+    return {name: _Update(choice_of(name, *others, ""), "cuda", gradients, setting, 1) for name in (FULL, FUSED)}
+
+
+def check_last_products(device: Device, findings: Findings, where: torch.device) -> None:
+    """A last product that moves the weights has the bits of a product and a move. Some matrices have odd sides."""
+    for shape in CHECKED:
+        for dtype in (torch.float16, torch.bfloat16):
+            b, m, n = scaled(device, shape)
+            n -= 3 * (shape[2] % 8 != n % 8)
+            for sides in ((b, m, n), (b, n, m)):
+                known = last_products(random((2, *sides), where), Setting(where, dtype, COEFFICIENTS))
+                equal = torch.equal(known[FULL]._weights, known[FUSED]._weights)
+                check_bits(findings, f"fused {'x'.join(map(str, sides))} {str(dtype)[6:]}", {"as unfused": equal})
+
+
 def copied_bytes(device: Device, where: torch.device) -> float:
     """Bytes a second that a copy reads and writes."""
     much = torch.empty(1 << 28, device=where)
@@ -102,8 +123,6 @@ def copied_bytes(device: Device, where: torch.device) -> float:
 
 def time_updates(device: Device, findings: Findings, where: torch.device) -> None:
     """The rates count 24 bytes an element, whatever is moved, beside a copy's, which counts 8."""
-    from dmuon._planning.choices import Setting
-
     findings.figure(copy_tb_s=copied_bytes(device, where) / 1e12)
     dtype = _C.default_ns_dtype(where)
     setting = Setting(where, dtype, COEFFICIENTS)
@@ -123,4 +142,14 @@ def time_updates(device: Device, findings: Findings, where: torch.device) -> Non
                 tb_s_of_24=BYTES * size / one.device / 1e12,
                 x_aten=one.device / times["aten"].device,
             )
-        del gradients, sides
+        last = last_products(gradients, setting)
+        times = device.times({name: side._run for name, side in last.items()})
+        for name, one in times.items():
+            findings.figure(
+                update_of_one_step="x".join(map(str, shape)),
+                by=name,
+                us=1e6 * one.device,
+                host_us=1e6 * one.host,
+                x_unfused=one.device / times[FULL].device,
+            )
+        del gradients, sides, last

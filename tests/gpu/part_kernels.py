@@ -24,7 +24,8 @@ TESTS_S, SANITIZER_S = 60, 30
 # Without the emulator's own tests and `Unavailable`. Memory beyond 2^31 entries takes a sanitizer long.
 TESTS = "-Unavailable.*:Emulator*:Warp*:Copies*"
 SANITIZED = (
-    "Symmetric*Test.*:DirectionTest.*:MoveWeightsTest.*:Multiply*:-*FarApart*:*FarFrom*:*Largest*:*BeyondTheMemory*"
+    "Symmetric*Test.*:Full*Test.*:DirectionTest.*:MoveWeightsTest.*:Multiply*"
+    ":-*FarApart*:*FarFrom*:*Largest*:*BeyondTheMemory*"
 )
 
 
@@ -41,7 +42,8 @@ def part(device: Device, findings: Findings) -> None:
     findings.check("dmuon's kernels run here", not why, why or "yes")
     if why:
         return
-    for check in (gpu_products.check_products, gpu_updates.check_updates, gpu_iteration.check_iteration):
+    checks = (gpu_products.check_products, gpu_updates.check_updates, gpu_updates.check_last_products)
+    for check in (*checks, gpu_iteration.check_iteration):
         findings.attempt(lambda check=check: check(device, findings, where))
     if not device.is_real:
         return findings.leave_out("rates, a driver's own errors, and compute-sanitizer")

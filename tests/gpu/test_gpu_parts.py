@@ -39,7 +39,8 @@ def test_the_kernels_are_checked_by_the_fake_driver(tmp_path):
     done = run(tmp_path, "kernels,steps")
     assert done.returncode == 0, done.stdout + done.stderr
     log = (tmp_path / "kernels.log").read_text()
-    for claim in ("ok: cuda X X' ", "ok: cuda R R ", "ok: cuda update ", "ok: cuda gram, rank 10", "zero stays zero"):
+    claims = "cuda X X' ", "cuda R R ", "cuda_full Q X ", "fused ", "cuda update ", "cuda gram, rank 10"
+    for claim in (*(f"ok: {claim}" for claim in claims), "zero stays zero"):
         assert claim in log, claim
     steps = json.loads((tmp_path / "steps.json").read_text())["figures"]
     names = ["adamw", "dmuon, ATen", "dmuon, untuned", "dmuon, tuned", "launches", "CUDA graphs"]

@@ -1,4 +1,4 @@
-"""Finds who works fastest element by element on a device: PyTorch's operators, or kernels of dmuon."""
+"""Finds who moves momenta and weights fastest on a device: PyTorch's operators, or kernels of dmuon."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from dmuon._planning.rounds import in_turns, winner
 from dmuon._setup.hyperparameters import choice_of, plain_choice
 
 _TIMES = 3  # updates of a block
+
+# Backends with one iteration: they differ in who moves the weights after it.
+FULL, FUSED = "cuda_full", "cuda_fused"
 
 
 def fastest_elementwise(choice: _C.Choice, gradients: Tensor, setting: Setting, may_go_on: Callable[[], bool]) -> str:
@@ -35,18 +38,35 @@ def fastest_elementwise(choice: _C.Choice, gradients: Tensor, setting: Setting, 
     return names[winner(rounds)[0]]
 
 
-class _Update:
-    """Updates of one batch of weights by many gradients."""
+def fastest_last_product(
+    choice: _C.Choice, gradients: Tensor, setting: Setting, may_go_on: Callable[[], bool]
+) -> _C.Choice:
+    """Returns the choice, or its twin whose last product moves the weights, if updates of one step are faster by it.
 
-    def __init__(self, choice: _C.Choice, name: str, gradients: Tensor, setting: Setting) -> None:
+    See `fastest_elementwise` for the other arguments. Only FULL has a twin.
+    """
+    if choice.backend != FULL:
+        return choice
+    both = [choice, choice_of(FUSED, *plain_choice(choice)[1:])]
+    sides = [_Update(one, choice.elementwise, gradients, setting, steps=1) for one in both]
+    if not sides[1].is_near(sides[0]):
+        return choice
+    rounds = in_turns([0, 1], lambda at: sides[at].seconds(), may_go_on)
+    return both[winner(rounds)[0]]
+
+
+class _Update:
+    """Updates of one batch of weights by many gradients, with the last `steps` steps of the iteration."""
+
+    def __init__(self, choice: _C.Choice, name: str, gradients: Tensor, setting: Setting, steps: int = 0) -> None:
         backend, _, batched, panel_rows, _ = plain_choice(choice)
-        self.name, self._gradients, self._setting = name, gradients, setting
+        self.backend, self.name, self._gradients, self._setting = backend, name, gradients, setting
         self._group = _C.MuonGroup(
             lr=1e-3,
             weight_decay=0.1,
             momentum=0.95,
             nesterov=True,
-            coefficients=[],
+            coefficients=setting.coefficients[len(setting.coefficients) - steps :],
             eps=_C.EPS,
             adjust_lr_fn="original",
             ns_dtype=setting.ns_dtype,

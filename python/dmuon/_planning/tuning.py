@@ -16,9 +16,9 @@ from dmuon import _C
 from dmuon._planning.choices import Result, Setting, Shape, cached, store
 from dmuon._planning.clock import device_ns
 from dmuon._planning.costs import is_short_of_memory
-from dmuon._planning.elementwise import fastest_elementwise
+from dmuon._planning.elementwise import FUSED, fastest_elementwise, fastest_last_product
 from dmuon._planning.rounds import LEAST_ROUNDS, in_turns, winner
-from dmuon._setup.hyperparameters import PlainChoice, plain_choice
+from dmuon._setup.hyperparameters import PlainChoice, choice_of, plain_choice
 
 _LEAST_RUNS = 12  # of each candidate, including its check
 _HOPELESS = 2.0  # times the default's time: such a candidate is not timed further
@@ -93,7 +93,7 @@ class _Budget:
 def _measure(shape: Shape, setting: Setting, pool: Tensor, budget: _Budget) -> Result:
     number, rows, cols = shape
     size = number * rows * cols
-    default, *others = setting.candidates(rows, cols)
+    default, *others = (one for one in setting.candidates(rows, cols) if one.backend != FUSED)
     late = "not reached within the budget"
 
     def seconds(choice: _C.Choice, times: int = 1) -> float:
@@ -128,15 +128,16 @@ def _measure(shape: Shape, setting: Setting, pool: Tensor, budget: _Budget) -> R
         rounds = in_turns(hopeful, lambda at: seconds(timed[at], times) / times, may_go_on)
         best, ratio = winner(rounds)
         elementwise = fastest_elementwise(timed[best], batches, setting, may_go_on)
+        found = choice_of(*plain_choice(timed[best])[:-1], elementwise)
+        found = fastest_last_product(found, batches, setting, may_go_on)
     except Exception as error:
         if is_short_of_memory(error):
             raise _NotReachedError("short of memory") from None
         raise
     took = {at: int(1e9 * statistics.median(one[at] for one in rounds)) for at in (0, best)}
     most = {at: max(errors[plain_choice(timed[at])]) for at in (0, best)}
-    taken, usual = plain_choice(timed[best]), plain_choice(default)
-    taken = (*taken[:-1], elementwise)
-    return Result._make((*shape, *taken, took[best], most[best], *usual, took[0], most[0], ratio))
+    usual = plain_choice(default)
+    return Result._make((*shape, *plain_choice(found), took[best], most[best], *usual, took[0], most[0], ratio))
 
 
 def _random(elements: int, setting: Setting) -> Tensor:

@@ -74,6 +74,14 @@ void symmetric_product(const std::string& backend, std::int64_t panel_rows, cons
       ->symmetric_product(out, beta, c, alpha, a, b, panel_rows);
 }
 
+void product(const std::string& backend, const at::Tensor& out, double beta, const at::Tensor& c,
+             double alpha, const at::Tensor& a, const at::Tensor& b) {
+  const at::NoGradGuard no_grad;
+  const auto all = ns::products_of(out.device(), out.scalar_type());
+  core::named(all, backend, "product: backend must be", &ns::Products::name)
+      ->product(out, beta, c, alpha, a, b);
+}
+
 at::Tensor orthogonalize(const at::Tensor& x, const PyCoefficients& coefficients, int num_steps,
                          double eps, std::optional<at::ScalarType> dtype,
                          std::optional<ns::Choice> choice, std::optional<ns::Form> form,
@@ -130,6 +138,8 @@ void init_newton_schulz(py::module_& module) {
   module.def("symmetric_product", &symmetric_product, py::arg("backend"), py::arg("panel_rows"),
              py::arg("out"), py::arg("beta"), py::arg("c"), py::arg("alpha"), py::arg("a"),
              py::arg("b"), no_gil);
+  module.def("product", &product, py::arg("backend"), py::arg("out"), py::arg("beta"), py::arg("c"),
+             py::arg("alpha"), py::arg("a"), py::arg("b"), no_gil);
   module.def("candidates", &candidates, py::arg("m"), py::arg("n"), py::arg("coefficients"),
              py::arg("num_steps"), py::arg("device"), py::arg("dtype"),
              py::call_guard<py::gil_scoped_release>());

@@ -26,6 +26,7 @@
 #include "dmuon/kernels/cuda/library.h"
 #include "dmuon/newton_schulz/elementwise.h"
 #include "dmuon/newton_schulz/products.h"
+#include "dmuon/newton_schulz/scratch.h"
 
 namespace dmuon::newton_schulz {
 namespace {
@@ -73,34 +74,83 @@ bool elementwise_passes(c10::Device device, at::ScalarType dtype) {
   return near(momentum, same_momentum, 1e-6) && near(weights, same_weights, 1e-6);
 }
 
-// R = X X' and Z = b R + c R R beside ATen's, of two matrices.
+// X, R = X X', Z = b R + c R R and a X + Z X by ATen, of two matrices with the short side first.
+struct Step {
+  explicit Step(const Tensor& upright)
+      : x(upright),
+        r(at::empty({2, x.size(1), x.size(1)}, x.options())),
+        z(at::empty_like(r)),
+        next(at::empty_like(x)) {
+    aten_products().symmetric_product(r, 0, r, 0.01, x, x.mT(), 0);
+    aten_products().symmetric_product(z, -1.5, r, 0.5, r, r, 0);
+    aten_products().product(next, 2, x, 0.1, z, x);
+  }
+
+  Tensor x, r, z, next;
+};
+
+// Beside a step by ATen. For a tall matrix the last product is X Z.
+bool product_passes(const kernels::cuda::ProductChoice& choice, const Step& step, double unit) {
+  const auto& [x, r, z, next] = step;
+  const Tensor ours = at::empty_like(r);
+  const Tensor product = at::empty_like(r);
+  if (product_by(choice, true, ours, 0, r, 0.01, x, x.mT())) {
+    product_by(choice, true, product, -1.5, ours, 0.5, ours, ours);
+    if (!near(product, z.to(at::kFloat), 4 * unit) || !at::equal(product, product.mT()))
+      return false;
+  }
+  const bool tall = x.stride(-1) != 1;
+  const Tensor lying = tall ? x.mT() : x;
+  const Tensor moved = at::empty_like(lying);
+  const bool computes = tall ? product_by(choice, false, moved, 2, lying, 0.1, lying, z.mT())
+                             : product_by(choice, false, moved, 2, lying, 0.1, z, lying);
+  return !computes || near(tall ? moved.mT() : moved, next.to(at::kFloat), 2 * unit);
+}
+
 bool products_pass(c10::Device device, at::ScalarType dtype) {
   const at::NoGradGuard no_grad;
   const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
   const Tensor x =
       at::arange(2 * 300 * 200, options).mul_(0.7).sin_().view({2, 300, 200}).to(dtype);
   const double unit = dtype == at::kHalf ? 1e-3 : 8e-3;
-  std::vector<kernels::cuda::SymmetricChoice> choices{
-      {"symmetric80_64", 1}, {"symmetric80_64", 2}, {"symmetric80_128", 1}, {"symmetric80_128", 2}};
-  if (kernels::cuda::has_symmetric90(device.index()))
-    choices.insert(choices.end(), {{"symmetric90", 1}, {"symmetric90", 2}});
+  std::vector<kernels::cuda::ProductChoice> choices{
+      {"product80_64", 1}, {"product80_64", 2}, {"product80_128", 1}, {"product80_128", 2}};
+  if (kernels::cuda::has_product90(device.index()))
+    choices.insert(choices.end(), {{"product90", 1}, {"product90", 2}});
   for (const Tensor& of : {x, x.mT()}) {  // X' X has transposed operands
-    const Tensor r = at::empty({2, of.size(1), of.size(1)}, x.options());
-    const Tensor z = at::empty_like(r);
-    aten_products().symmetric_product(r, 0, r, 0.01, of, of.mT(), 0);
-    aten_products().symmetric_product(z, -1.5, r, 0.5, r, r, 0);
-    const Tensor same = z.to(at::kFloat);
-    for (const auto& choice : choices) {
-      if (!symmetric_product_by(choice, r, 0, r, 0.01, of, of.mT())) continue;
-      symmetric_product_by(choice, z, -1.5, r, 0.5, r, r);
-      if (!near(z, same, 4 * unit) || !at::equal(z, z.mT())) return false;
+    const Step step(of);
+    if (!std::ranges::all_of(
+            choices, [&](const auto& choice) { return product_passes(choice, step, unit); })) {
+      return false;
     }
   }
   return true;
 }
 
+// The last product that moves weights beside the same one and a move, by a bit.
+bool fused_passes(c10::Device device, at::ScalarType dtype) {
+  const at::NoGradGuard no_grad;
+  const Tensor weights = numbers(device, 1.3);
+  const Tensor same = weights.clone();
+  const auto of = [&](double step) {
+    const auto options = weights.options();
+    return at::arange(4 * 24 * 40, options).mul_(step).sin_().view({4, 24, 40}).to(dtype);
+  };
+  const Tensor x = of(0.7);
+  const Tensor q = of(1.1).matmul(x.mT());
+  const Tensor scales = at::arange(1, 5, weights.options()).view({4, 1, 1});
+  const Tensor applies = at::full({}, true, weights.options().dtype(at::kBool));
+  const PendingProduct product{2, x, 0.1, q, x, {}, scales, 0.5};
+  if (!cuda_fused_products().add_to_weights(weights, 0.9, -0.1, product, applies)) return false;
+  const Tensor u = computed(cuda_full_products(), {2, x, 0.1, q, x});
+  const Tensor update = u.narrow(1, 0, 23).narrow(2, 0, 37).view({2, 2, 23, 37});
+  cuda_elementwise().move_weights({same, 0.9, update, -0.05, applies, scales});
+  return at::equal(weights, same);
+}
+
 bool passes(c10::Device device, at::ScalarType dtype) {
-  return elementwise_passes(device, dtype) && products_pass(device, dtype);
+  return elementwise_passes(device, dtype) && products_pass(device, dtype) &&
+         fused_passes(device, dtype);
 }
 
 // The second is of tests: a device of the same streams, with a driver that emulates kernels.
@@ -183,6 +233,16 @@ void write_scalars(std::span<const double> numbers, const at::Tensor& out) {
                                current_stream(out.device()));
 }
 
+Tensor written(std::initializer_list<Scalar> scalars, const Tensor& like) {
+  if (std::ranges::all_of(scalars, [](const Scalar& one) { return one.on_device != nullptr; }))
+    return {};
+  std::vector<double> values;
+  for (const Scalar& one : scalars) values.push_back(one.value);
+  const Tensor out = scratch_tensor({std::ssize(values)}, like.options());
+  write_scalars(values, out);
+  return out;
+}
+
 std::optional<kernels::cuda::Half> half_of(at::ScalarType dtype) {
   if (dtype == at::kHalf) return kernels::cuda::Half::kFp16;
   if (dtype == at::kBFloat16) return kernels::cuda::Half::kBFloat16;
@@ -209,7 +269,7 @@ bool prefers_cuda_kernels(c10::Device given) {
   // No kernel runs on other devices, and none is loaded there.
   if (!kShowsStreams || !runs_cuda(given)) return false;
   const c10::Device device = with_index(given);
-  if (!kernels::cuda::has_symmetric90(device.index())) return false;
+  if (!kernels::cuda::has_product90(device.index())) return false;
   const bool would_test = !known_reason(device);
   if (would_test && kernels::cuda::is_captured(current_stream(device))) return false;
   return why_no_cuda_kernels(device).empty();

@@ -4,12 +4,14 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
 
 #include "dmuon/kernels/cuda/parameters.h"
-#include "dmuon/kernels/cuda/symmetric.h"
+#include "dmuon/kernels/cuda/product.h"
+#include "dmuon/newton_schulz/scalar.h"
 
 // What elementwise/cuda.cpp and products/cuda.cpp share.
 namespace dmuon::newton_schulz {
@@ -38,11 +40,15 @@ at::Tensor kept_zeros(std::int64_t count, const at::TensorOptions& options, void
 /// @param out  [numbers] fp32, contiguous, on a device without a reason above.
 void write_scalars(std::span<const double> numbers, const at::Tensor& out);
 
-/// Computes Products::symmetric_product by this kernel.
+/// Returns scalars on the device, [scalars] fp32, by a launch that writes all of them. Undefined if
+/// they are there already, each at Scalar::on_device.
+at::Tensor written(std::initializer_list<Scalar> scalars, const at::Tensor& like);
+
+/// Computes Products::symmetric_product, or Products::product, by this kernel.
 /// @return  False if the kernel cannot, for its operands' strides: then it has done nothing.
-bool symmetric_product_by(const kernels::cuda::SymmetricChoice& choice, const at::Tensor& out,
-                          double beta, const at::Tensor& c, double alpha, const at::Tensor& a,
-                          const at::Tensor& b);
+bool product_by(const kernels::cuda::ProductChoice& choice, bool symmetric, const at::Tensor& out,
+                double beta, const at::Tensor& c, double alpha, const at::Tensor& a,
+                const at::Tensor& b);
 
 /// Returns nothing for dtypes of other sizes than 16 bits.
 std::optional<kernels::cuda::Half> half_of(at::ScalarType dtype);

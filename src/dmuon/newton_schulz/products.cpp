@@ -87,7 +87,8 @@ const Products& default_products(c10::Device device, at::ScalarType dtype) {
 std::vector<const Products*> products_of(c10::Device device, at::ScalarType dtype) {
   std::vector<const Products*> all{&default_products(device, dtype)};
   if (!device.is_cpu()) {
-    if (half_of(dtype) && why_no_cuda_kernels(device).empty()) all.push_back(&cuda_products());
+    if (half_of(dtype) && why_no_cuda_kernels(device).empty())
+      all.insert(all.end(), {&cuda_products(), &cuda_full_products(), &cuda_fused_products()});
   } else if (kernels_multiply(dtype)) {
     all.push_back(all.front() == &cpu_products() ? &avx512_products() : &cpu_products());
   }

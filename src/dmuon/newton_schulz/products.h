@@ -52,7 +52,7 @@ class Products {
  public:
   virtual ~Products() = default;
 
-  /// The name of its file in products/; Choice::backend.
+  /// The name of its file in products/, or one that begins with it; Choice::backend.
   virtual std::string_view name() const = 0;
 
   /// The default dtype of R = X X', Z and Q in the Gram form: `dtype` or a wider one.
@@ -118,8 +118,9 @@ class Products {
   /// Computes a `pending` that has factors. The entries of out's rows lie side by side.
   virtual void scaled_product(const at::Tensor& out, const PendingProduct& pending) const;
 
-  /// weights <- decay weights + factor (beta c + alpha a b), with the sums in fp32: the product is
-  /// never rounded to its dtype. A no-op if `applies` is false.
+  /// weights <- decay weights + factor scale scales (beta c + alpha a b), with pending's scales,
+  /// and the sums in fp32. On CPUs the product is never rounded to its dtype. A no-op if `applies`
+  /// is false.
   ///
   /// @param weights  fp32; [..., rows, cols]. Rows and columns of the product beyond these are
   ///                 padding, and are left out.
@@ -164,9 +165,16 @@ const Products& avx512_products();
 /// products/aten.cpp: ATen's operators, on any device.
 const Products& aten_products();
 
-/// products/cuda.cpp: the symmetric kernels of kernels/cuda in fp16 and bf16; else as
-/// aten_products. For devices where why_no_cuda_kernels (cuda_kernels.h) is empty.
+/// products/cuda.cpp: symmetric products by kernels/cuda in fp16 and bf16; else as aten_products.
+/// For devices where why_no_cuda_kernels (cuda_kernels.h) is empty.
 const Products& cuda_products();
+
+/// As cuda_products, with all other products in fp16 and bf16 by kernels/cuda too. Named cuda_full.
+const Products& cuda_full_products();
+
+/// As cuda_full_products, and its add_to_weights works: the kernel of the last product moves the
+/// weights. Their bits are those of cuda_full_products and then cuda_elementwise. Named cuda_fused.
+const Products& cuda_fused_products();
 
 /// The default backend for tensors of this device if the iteration runs in `dtype`.
 const Products& default_products(c10::Device device, at::ScalarType dtype);

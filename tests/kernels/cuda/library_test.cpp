@@ -146,21 +146,21 @@ TEST_F(LibraryTest, ALaunchFitsTheKernel) {
 }
 
 TEST_F(LibraryTest, AHopperKernelTakesWholeClustersAndItsSharedMemory) {
-  if (!has_symmetric90(0)) GTEST_SKIP() << "compute capability 9.0 alone";
-  const std::vector<char> bytes(sizeof(Symmetric90Parameters));
+  if (!has_product90(0)) GTEST_SKIP() << "compute capability 9.0 alone";
+  const std::vector<char> bytes(sizeof(Product90Parameters));
   const auto refused = [&](unsigned grid_x, unsigned shared_words) {
     return error_of([&] {
-      launch({"symmetric90_f16", grid_x, 1, kSymmetric90Threads, 4 * shared_words}, bytes.data(),
+      launch({"symmetric90_f16", grid_x, 1, kProduct90Threads, 4 * shared_words}, bytes.data(),
              bytes.size(), 0, stream_);
     });
   };
-  EXPECT_NE(refused(3, kSymmetric90SharedWords).find("CUDA_ERROR_INVALID_"), std::string::npos);
-  EXPECT_NE(refused(2, kSymmetric90SharedWords + 1).find("CUDA_ERROR_INVALID_VALUE"),
+  EXPECT_NE(refused(3, kProduct90SharedWords).find("CUDA_ERROR_INVALID_"), std::string::npos);
+  EXPECT_NE(refused(2, kProduct90SharedWords + 1).find("CUDA_ERROR_INVALID_VALUE"),
             std::string::npos);
 }
 
 TEST_F(LibraryTest, ATensorMapHasAlignedRowsAndStridesBelow2To40Bytes) {
-  if (!has_symmetric90(0)) GTEST_SKIP() << "compute capability 9.0 alone";
+  if (!has_product90(0)) GTEST_SKIP() << "compute capability 9.0 alone";
   const OnGpu<std::uint16_t> x(std::vector<std::uint16_t>(1024));
   const auto refused = [&](int offset, std::int64_t cols, std::int64_t row_stride,
                            std::int64_t batch_stride) {

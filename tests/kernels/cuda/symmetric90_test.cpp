@@ -1,5 +1,5 @@
-#include "dmuon/kernels/cuda/symmetric.h"
-#include "tests/kernels/cuda/symmetric_case.h"
+#include "dmuon/kernels/cuda/product.h"
+#include "tests/kernels/cuda/product_case.h"
 
 // The kernel of compute capability 9.0. CMakeLists.txt runs these tests on a device with 54
 // clusters and on one with 3, where a cluster has several tiles and runs.
@@ -10,11 +10,11 @@ class Symmetric90Test : public SymmetricTest {
  protected:
   void SetUp() override {
     SymmetricTest::SetUp();
-    if (!has_symmetric90(0)) GTEST_SKIP() << "compute capability 9.0 alone";
+    if (!has_product90(0)) GTEST_SKIP() << "compute capability 9.0 alone";
   }
 };
 
-const SymmetricChoice kWhole{"symmetric90", 1};
+const ProductChoice kWhole{"product90", 1};
 
 TEST_F(Symmetric90Test, EqualsAPlainLoop) {
   const Shape shapes[] = {
@@ -43,14 +43,14 @@ TEST_F(Symmetric90Test, HasThreeTileRows) {
 
 TEST_F(Symmetric90Test, CutsTilesIntoRuns) {
   // Runs that are parts of one tile, and that touch two.
-  expect_all({1, 40, 9 * 64 + 3, true, false}, {kWhole, {"symmetric90", 2}, {"symmetric90", 10}});
-  expect_all({2, 263, 5 * 64, true, true}, {{"symmetric90", 2}, {"symmetric90", 4}});
-  expect_all({1, 391, 4 * 64 - 1, false, false}, {{"symmetric90", 3}, {"symmetric90", 8}});
+  expect_all({1, 40, 9 * 64 + 3, true, false}, {kWhole, {"product90", 2}, {"product90", 10}});
+  expect_all({2, 263, 5 * 64, true, true}, {{"product90", 2}, {"product90", 4}});
+  expect_all({1, 391, 4 * 64 - 1, false, false}, {{"product90", 3}, {"product90", 8}});
 }
 
 // On a device of 4 clusters: 8 whole tiles, 2 for each, and two that are cut.
 TEST_F(Symmetric90Test, ComputesWholeTilesBeforeRuns) {
-  expect_all({1, 770, 130, true, false}, {{"symmetric90", 3}});
+  expect_all({1, 770, 130, true, false}, {{"product90", 3}});
 }
 
 TEST_F(Symmetric90Test, TakesTransposedOperands) {
@@ -61,38 +61,38 @@ TEST_F(Symmetric90Test, TakesTransposedOperands) {
   expect_all(transposed({1, 1, 1, true, false}), {kWhole});
   expect_all(transposed({2, 39, 75, true, true, 0}), {kWhole});
   expect_all(transposed({1, 131, 64, false, false}), {kWhole});
-  expect_all(transposed({1, 263, 5 * 64, true, true}), {kWhole, {"symmetric90", 4}});
+  expect_all(transposed({1, 263, 5 * 64, true, true}), {kWhole, {"product90", 4}});
 }
 
 TEST_F(Symmetric90Test, RunsByEachCandidate) {
   const Shape shape{1, 150, 260, true, true};
   const auto choices = candidates(Case(shape, Half::kFp16).describe(), 0);
-  const auto is_own = [](const auto& choice) { return choice.kernel == "symmetric90"; };
+  const auto is_own = [](const auto& choice) { return choice.kernel == "product90"; };
   EXPECT_GE(std::ranges::count_if(choices, is_own), 2);
   expect_all(shape, choices);
 }
 
 TEST_F(Symmetric90Test, HasTheSameBitsInEveryOrderAloneAndInABatch) {
   const Case one({3, 71, 300, true, true}, Half::kFp16);
-  for (const int splits : {1, 2, 5}) expect_same_bits(one, {"symmetric90", splits});
-  expect_same_bits(Case({2, 263, 200, false, false}, Half::kBFloat16), {"symmetric90", 4});
+  for (const int splits : {1, 2, 5}) expect_same_bits(one, {"product90", splits});
+  expect_same_bits(Case({2, 263, 200, false, false}, Half::kBFloat16), {"product90", 4});
 }
 
-TEST_F(Symmetric90Test, AddsPartsInTheirOrder) { expect_parts_in_their_order({"symmetric90", 3}); }
+TEST_F(Symmetric90Test, AddsPartsInTheirOrder) { expect_parts_in_their_order({"product90", 3}); }
 
-TEST_F(Symmetric90Test, ReplaysInACapture) { expect_replays({"symmetric90", 2}); }
+TEST_F(Symmetric90Test, ReplaysInACapture) { expect_replays({"product90", 2}); }
 
 TEST_F(Symmetric90Test, SaysWhatScratchMemoryRunsTake) {
-  Symmetric product;
+  Product product;
   product.batch = 2;
   product.m = 263;  // 3 tiles
   product.inner = 1024;
   EXPECT_EQ(num_tickets(product, kWhole, 0), 0);
   EXPECT_EQ(workspace_bytes(product, kWhole, 0), 0);
   constexpr std::int64_t kPart = 128 * 256 * 4;  // a block's sums
-  EXPECT_EQ(num_tickets(product, {"symmetric90", 6}, 0), 2 * 3 * 2);
-  EXPECT_EQ(workspace_bytes(product, {"symmetric90", 6}, 0), 2 * 3 * 2 * 2 * kPart);
-  EXPECT_EQ(workspace_bytes(product, {"symmetric90", 7}, 0), 2 * 3 * 2 * 4 * kPart);
+  EXPECT_EQ(num_tickets(product, {"product90", 6}, 0), 2 * 3 * 2);
+  EXPECT_EQ(workspace_bytes(product, {"product90", 6}, 0), 2 * 3 * 2 * 2 * kPart);
+  EXPECT_EQ(workspace_bytes(product, {"product90", 7}, 0), 2 * 3 * 2 * 4 * kPart);
 }
 
 }  // namespace

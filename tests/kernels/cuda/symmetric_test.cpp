@@ -1,13 +1,12 @@
-#include "dmuon/kernels/cuda/symmetric.h"
-
-#include "tests/kernels/cuda/symmetric_case.h"
+#include "dmuon/kernels/cuda/product.h"
+#include "tests/kernels/cuda/product_case.h"
 
 // The kernels of compute capability 8.0, and whatever the device offers.
 namespace dmuon::kernels::cuda {
 namespace {
 
-const std::vector<SymmetricChoice> kChoices{
-    {"symmetric80_64", 1}, {"symmetric80_64", 3}, {"symmetric80_128", 1}, {"symmetric80_128", 2}};
+const std::vector<ProductChoice> kChoices{
+    {"product80_64", 1}, {"product80_64", 3}, {"product80_128", 1}, {"product80_128", 2}};
 
 TEST_F(SymmetricTest, EqualsAPlainLoop) {
   const Shape shapes[] = {
@@ -21,14 +20,14 @@ TEST_F(SymmetricTest, EqualsAPlainLoop) {
 }
 
 TEST_F(SymmetricTest, HasThreeTileRowsOrMore) {
-  expect_all({2, 263, 141, true, true}, {{"symmetric80_64", 1}, {"symmetric80_64", 2}});
-  expect_all({2, 263, 75, true, false}, {{"symmetric80_128", 1}, {"symmetric80_128", 2}});
-  expect_all({1, 391, 40, false, true}, {{"symmetric80_128", 1}});
+  expect_all({2, 263, 141, true, true}, {{"product80_64", 1}, {"product80_64", 2}});
+  expect_all({2, 263, 75, true, false}, {{"product80_128", 1}, {"product80_128", 2}});
+  expect_all({1, 391, 40, false, true}, {{"product80_128", 1}});
 }
 
 TEST_F(SymmetricTest, RunsThroughItsStagesSeveralTimes) {
-  expect_all({1, 23, 8 * 64 + 3, false, true}, {{"symmetric80_64", 1}, {"symmetric80_64", 8}});
-  expect_all({1, 23, 8 * 32 + 3, false, true}, {{"symmetric80_128", 1}, {"symmetric80_128", 4}});
+  expect_all({1, 23, 8 * 64 + 3, false, true}, {{"product80_64", 1}, {"product80_64", 8}});
+  expect_all({1, 23, 8 * 32 + 3, false, true}, {{"product80_128", 1}, {"product80_128", 4}});
 }
 
 TEST_F(SymmetricTest, RunsByEachCandidate) {
@@ -39,17 +38,17 @@ TEST_F(SymmetricTest, RunsByEachCandidate) {
 }
 
 TEST_F(SymmetricTest, WithoutInnerEntriesIsWhatIsAdded) {
-  expect_all({1, 15, 0, true, false}, {{"symmetric80_64", 1}, {"symmetric80_128", 2}});
+  expect_all({1, 15, 0, true, false}, {{"product80_64", 1}, {"product80_128", 2}});
 }
 
 TEST_F(SymmetricTest, HasTheSameBitsInEveryOrderAloneAndInABatch) {
   const Case one({3, 71, 200, true, true}, Half::kFp16);
-  for (const SymmetricChoice& choice : kChoices) expect_same_bits(one, choice);
+  for (const ProductChoice& choice : kChoices) expect_same_bits(one, choice);
 }
 
-TEST_F(SymmetricTest, AddsPartsInTheirOrder) { expect_parts_in_their_order({"symmetric80_64", 3}); }
+TEST_F(SymmetricTest, AddsPartsInTheirOrder) { expect_parts_in_their_order({"product80_64", 3}); }
 
-TEST_F(SymmetricTest, ReplaysInACapture) { expect_replays({"symmetric80_64", 2}); }
+TEST_F(SymmetricTest, ReplaysInACapture) { expect_replays({"product80_64", 2}); }
 
 }  // namespace
 }  // namespace dmuon::kernels::cuda

@@ -211,17 +211,18 @@ TEST(Wgmma, MultipliesByThePtxIsasLayout) {
   });
 }
 
-// Operands that lie transposed, in two tiles of 64 of their rows each, or four; 32 deep. By the
-// PTX ISA's canonical layout of 128-byte swizzled operands that are M- or N-major.
-TEST(Wgmma, MultipliesTransposedOperands) {
-  Matrix a(32, 64, 32);  // [depth, rows]
-  Matrix b(32, 128, 32);
+// A b that lies transposed, in two tiles of 64 of its rows each, 32 deep, and an a that does or
+// not. By the PTX ISA's canonical layout of 128-byte swizzled operands that are M- or N-major.
+template <bool kTransposedA>
+void expect_product_of_transposed() {
+  Matrix a(kTransposedA ? 32 : 64, kTransposedA ? 64 : 32, kTransposedA ? 32 : 64);
+  Matrix b(32, 128, 32);  // [depth, rows]
   float got[64][128];
   constexpr int kA = 256;
   constexpr int kB = kA + 64 * 32;  // tiles lie 64 rows apart
   EXPECT_EQ(run({a.buffer(), b.buffer()}, 128, 4 * (kB + 2 * 64 * 32),
                 [&] {
-                  fetch(0, 3 * 32 * 128, [&] {
+                  fetch(0, (kTransposedA ? 3 : 4) * 32 * 128, [&] {
                     machine::copy_tile(kA, a.map, 0, 0, 0, 0);
                     machine::copy_tile(kB, b.map, 0, 0, 0, 0);
                     machine::copy_tile(kB + 64 * 32, b.map, 0, 64, 0, 0);
@@ -229,9 +230,11 @@ TEST(Wgmma, MultipliesTransposedOperands) {
                   const int t = machine::thread();
                   float sums[64];
                   machine::wgmma_fence();
-                  for (unsigned k = 0; k < 2; ++k) {  // 16 rows of 128 bytes further
-                    machine::multiply_64x128_f16<true>(
-                        sums, machine::matrix_descriptor<true>(kA) + k * 16 * 128 / 16,
+                  for (unsigned k = 0; k < 2; ++k) {  // 16 rows of 128 bytes further, or 16 entries
+                    machine::multiply_64x128_f16<kTransposedA, true>(
+                        sums,
+                        machine::matrix_descriptor<kTransposedA>(kA) +
+                            k * (kTransposedA ? 16 * 128 / 16 : 2),
                         machine::matrix_descriptor<true>(kB) + k * 16 * 128 / 16, k > 0);
                   }
                   machine::wgmma_commit();
@@ -242,11 +245,18 @@ TEST(Wgmma, MultipliesTransposedOperands) {
   for (int row = 0; row < 64; ++row) {
     for (int col = 0; col < 128; ++col) {
       float sum = 0;
-      for (int k = 0; k < 32; ++k)
-        sum += machine::float_of_f16(a.at(k, row)) * machine::float_of_f16(b.at(k, col));
+      for (int k = 0; k < 32; ++k) {
+        sum += machine::float_of_f16(kTransposedA ? a.at(k, row) : a.at(row, k)) *
+               machine::float_of_f16(b.at(k, col));
+      }
       ASSERT_EQ(got[row][col], sum) << row << ", " << col;
     }
   }
+}
+
+TEST(Wgmma, MultipliesTransposedOperands) {
+  expect_product_of_transposed<true>();
+  expect_product_of_transposed<false>();
 }
 
 TEST(Wgmma, NeedsAFenceAfterSumsWereTouched) {

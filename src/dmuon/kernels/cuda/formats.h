@@ -15,10 +15,10 @@ struct Fp16 {
                                         const std::uint32_t (&b)[2]) {
     machine::multiply_add_f16(sums, a, b);
   }
-  template <bool kTransposed>
+  template <bool kTransposedA, bool kTransposedB>
   static DMUON_DEVICE void multiply_64x256(float (&sums)[128], std::uint64_t a, std::uint64_t b,
                                            bool accumulate) {
-    machine::multiply_64x256_f16<kTransposed>(sums, a, b, accumulate);
+    machine::multiply_64x256_f16<kTransposedA, kTransposedB>(sums, a, b, accumulate);
   }
 };
 struct BFloat16 {
@@ -31,10 +31,10 @@ struct BFloat16 {
                                         const std::uint32_t (&b)[2]) {
     machine::multiply_add_bf16(sums, a, b);
   }
-  template <bool kTransposed>
+  template <bool kTransposedA, bool kTransposedB>
   static DMUON_DEVICE void multiply_64x256(float (&sums)[128], std::uint64_t a, std::uint64_t b,
                                            bool accumulate) {
-    machine::multiply_64x256_bf16<kTransposed>(sums, a, b, accumulate);
+    machine::multiply_64x256_bf16<kTransposedA, kTransposedB>(sums, a, b, accumulate);
   }
 };
 

@@ -15,6 +15,8 @@
 extern "C" const unsigned char dmuon_cuda_elementwise[];
 extern "C" const unsigned char dmuon_cuda_symmetric80[];
 extern "C" const unsigned char dmuon_cuda_symmetric90[];
+extern "C" const unsigned char dmuon_cuda_full80[];
+extern "C" const unsigned char dmuon_cuda_full90[];
 // NOLINTEND(readability-identifier-naming)
 
 namespace dmuon::kernels::cuda {
@@ -23,16 +25,18 @@ namespace {
 // Such as 80 for sm_80; defined by cmake/cuda_kernels.cmake.
 constexpr std::array kArchitectures{DMUON_CUDA_ARCHITECTURES};
 
-enum Source { kElementwise, kSymmetric80, kSymmetric90, kNumSources };
+enum Source { kElementwise, kSymmetric80, kFull80, kSymmetric90, kFull90, kNumSources };
 constexpr std::array<const unsigned char*, kNumSources> kFatBinaries{
-    dmuon_cuda_elementwise, dmuon_cuda_symmetric80, dmuon_cuda_symmetric90};
+    dmuon_cuda_elementwise, dmuon_cuda_symmetric80, dmuon_cuda_full80, dmuon_cuda_symmetric90,
+    dmuon_cuda_full90};
 
 struct Carried {
   std::string_view name;
   std::size_t parameter_bytes;
   Source source;
 };
-constexpr int kSymmetric90Major = 9;  // the only devices with these kernels
+constexpr int kProduct90Major = 9;  // the only devices with the kernels of product90.h
+constexpr bool is_of_90(Source source) { return source == kSymmetric90 || source == kFull90; }
 constexpr std::array kKernels{
     Carried{"write_scalars", sizeof(ScalarsParameters), kElementwise},
     Carried{"move_weights_f16", sizeof(MoveWeightsParameters), kElementwise},
@@ -43,14 +47,20 @@ constexpr std::array kKernels{
     Carried{"direction_again_f16", sizeof(DirectionParameters), kElementwise},
     Carried{"direction_bf16", sizeof(DirectionParameters), kElementwise},
     Carried{"direction_again_bf16", sizeof(DirectionParameters), kElementwise},
-    Carried{"symmetric80_128_f16", sizeof(SymmetricParameters), kSymmetric80},
-    Carried{"symmetric80_128_bf16", sizeof(SymmetricParameters), kSymmetric80},
-    Carried{"symmetric80_64_f16", sizeof(SymmetricParameters), kSymmetric80},
-    Carried{"symmetric80_64_bf16", sizeof(SymmetricParameters), kSymmetric80},
-    Carried{"symmetric90_f16", sizeof(Symmetric90Parameters), kSymmetric90},
-    Carried{"symmetric90_bf16", sizeof(Symmetric90Parameters), kSymmetric90},
-    Carried{"symmetric90_transposed_f16", sizeof(Symmetric90Parameters), kSymmetric90},
-    Carried{"symmetric90_transposed_bf16", sizeof(Symmetric90Parameters), kSymmetric90},
+    Carried{"symmetric80_128_f16", sizeof(ProductParameters), kSymmetric80},
+    Carried{"symmetric80_128_bf16", sizeof(ProductParameters), kSymmetric80},
+    Carried{"symmetric80_64_f16", sizeof(ProductParameters), kSymmetric80},
+    Carried{"symmetric80_64_bf16", sizeof(ProductParameters), kSymmetric80},
+    Carried{"full80_128_f16", sizeof(ProductParameters), kFull80},
+    Carried{"full80_128_bf16", sizeof(ProductParameters), kFull80},
+    Carried{"symmetric90_f16", sizeof(Product90Parameters), kSymmetric90},
+    Carried{"symmetric90_bf16", sizeof(Product90Parameters), kSymmetric90},
+    Carried{"symmetric90_transposed_f16", sizeof(Product90Parameters), kSymmetric90},
+    Carried{"symmetric90_transposed_bf16", sizeof(Product90Parameters), kSymmetric90},
+    Carried{"full90_f16", sizeof(Product90Parameters), kFull90},
+    Carried{"full90_bf16", sizeof(Product90Parameters), kFull90},
+    Carried{"full90_transposed_f16", sizeof(Product90Parameters), kFull90},
+    Carried{"full90_transposed_bf16", sizeof(Product90Parameters), kFull90},
 };
 
 void check(Result result, const std::string& what) {
@@ -80,10 +90,10 @@ Kernel load_kernel(const Carried& carried, int device) {
   const std::string name(carried.name);
   Kernel kernel = nullptr;
   check(driver()->get_kernel(&kernel, library, name.c_str()), "cuLibraryGetKernel " + name);
-  if (carried.source == kSymmetric90) {
-    check(driver()->set_kernel_attribute(kMostSharedBytes, 4 * kSymmetric90SharedWords, kernel,
-                                         device),
-          "cuKernelSetAttribute " + name);
+  if (is_of_90(carried.source)) {
+    check(
+        driver()->set_kernel_attribute(kMostSharedBytes, 4 * kProduct90SharedWords, kernel, device),
+        "cuKernelSetAttribute " + name);
   }
   return kernel;
 }
@@ -92,9 +102,9 @@ Kernel load_kernel(const Carried& carried, int device) {
 OnDevice load(int device) {
   OnDevice loaded;
   check(driver()->retain_primary(&loaded.context, device), "cuDevicePrimaryCtxRetain");
-  const bool has_all = has_symmetric90(device);
+  const bool has_all = has_product90(device);
   for (std::size_t i = 0; i < kKernels.size(); ++i) {
-    if (has_all || kKernels.at(i).source != kSymmetric90)
+    if (has_all || !is_of_90(kKernels.at(i).source))
       loaded.kernels.at(i) = load_kernel(kKernels.at(i), device);
   }
   return loaded;
@@ -173,10 +183,10 @@ int num_multiprocessors(int device) {
   return attribute(kMultiprocessors, device);
 }
 
-bool has_symmetric90(int device) {
+bool has_product90(int device) {
   int major = 0;
   return driver() != nullptr && driver()->device_attribute(&major, kMajor, device) == 0 &&
-         major == kSymmetric90Major;
+         major == kProduct90Major;
 }
 
 TensorMap tensor_map(const Mapped& x) {
@@ -185,7 +195,7 @@ TensorMap tensor_map(const Mapped& x) {
   const std::array<unsigned long, 3> sizes{size(x.cols), size(x.rows), size(x.batch)};
   const std::array<unsigned long, 2> bytes{
       size(2 * x.row_stride), size(2 * (x.batch == 1 ? x.rows * x.row_stride : x.batch_stride))};
-  const std::array<unsigned, 3> box{kSymmetric90Depth, static_cast<unsigned>(x.box_rows), 1};
+  const std::array<unsigned, 3> box{kProduct90Depth, static_cast<unsigned>(x.box_rows), 1};
   const std::array<unsigned, 3> ones{1, 1, 1};
   TensorMap map{};  // not the caller's object, which GCC 12 does not always align
   check(

@@ -25,9 +25,9 @@ void prepare(int device);
 /// @throws CudaError if the device does not answer.
 int num_multiprocessors(int device);
 
-/// True if the kernels of symmetric90.cu run on the device; false without a driver or an answer.
+/// True if the kernels of product90.h run on the device; false without a driver or an answer.
 /// Loads nothing.
-bool has_symmetric90(int device);
+bool has_product90(int device);
 
 /// Matrices of 16-bit entries, [batch, rows, cols], as TMA shall find them; strides in entries.
 struct Mapped {
@@ -38,7 +38,7 @@ struct Mapped {
   std::int64_t cols;
   std::int64_t row_stride;
   std::int64_t batch_stride;
-  int box_rows;  ///< a box has kSymmetric90Depth columns
+  int box_rows;  ///< a box has kProduct90Depth columns
 };
 
 /// @throws CudaError if the driver refuses them.

@@ -128,7 +128,7 @@ DMUON_DEVICE void give_registers() {
 #define DMUON_SUMS(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
 #define DMUON_SUMS16(i) DMUON_SUMS(i), DMUON_SUMS(i + 4), DMUON_SUMS(i + 8), DMUON_SUMS(i + 12)
 #define DMUON_MULTIPLY_64X256(format)                                                              \
-  template <bool kTransposed>                                                                      \
+  template <bool kTransposedA, bool kTransposedB>                                                  \
   DMUON_DEVICE void multiply_64x256_##format(float(&sums)[128], uint64_t a, uint64_t b,            \
                                              bool accumulate) {                                    \
     asm volatile(                                                                                  \
@@ -142,10 +142,11 @@ DMUON_DEVICE void give_registers() {
         "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, "       \
         "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, "     \
         "%116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "                \
-        "%128, %129, add, 1, 1, %131, %131;\n}"                                                    \
+        "%128, %129, add, 1, 1, %131, %132;\n}"                                                    \
         : DMUON_SUMS16(0), DMUON_SUMS16(16), DMUON_SUMS16(32), DMUON_SUMS16(48), DMUON_SUMS16(64), \
           DMUON_SUMS16(80), DMUON_SUMS16(96), DMUON_SUMS16(112)                                    \
-        : "l"(a), "l"(b), "r"(static_cast<uint32_t>(accumulate)), "n"(kTransposed ? 1 : 0));       \
+        : "l"(a), "l"(b), "r"(static_cast<uint32_t>(accumulate)), "n"(kTransposedA ? 1 : 0),       \
+          "n"(kTransposedB ? 1 : 0));                                                              \
   }
 DMUON_MULTIPLY_64X256(f16)
 DMUON_MULTIPLY_64X256(bf16)

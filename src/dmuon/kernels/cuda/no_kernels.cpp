@@ -14,7 +14,7 @@ std::string unavailable(int) { return kReason; }
 void prepare(int) { throw core::CudaError(kReason); }
 int num_multiprocessors(int) { throw core::CudaError(kReason); }
 bool is_captured(void*) { throw core::CudaError(kReason); }
-bool has_symmetric90(int) { return false; }
+bool has_product90(int) { return false; }
 TensorMap tensor_map(const Mapped&) { throw core::CudaError(kReason); }
 void launch(const Launch&, const void*, std::size_t, int, void*) { throw core::CudaError(kReason); }
 

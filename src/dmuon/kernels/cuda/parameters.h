@@ -121,8 +121,8 @@ inline constexpr int kDirectionFours = 8;   ///< a thread's of a part, of 4 entr
 inline constexpr int kDirectionBlocks = 4;  ///< of a multiprocessor at a time: registers suffice
 inline constexpr int kDirectionSharedWords = 2 * kDirectionThreads / 32 + 1;
 
-/// How a symmetric kernel divides its work.
-struct SymmetricTile {
+/// How a kernel of compute capability 8.0 divides a product.
+struct ProductTile {
   int tile;    ///< rows and columns of out that a block computes
   int depth;   ///< entries of `inner` that a block multiplies between two barriers
   int stages;  ///< such steps that lie in shared memory
@@ -132,18 +132,43 @@ struct SymmetricTile {
   constexpr int threads() const { return tile / warp_rows * (tile / warp_cols) * 32; }
   constexpr int shared_bytes() const { return stages * 2 * tile * depth * 2; }
 };
-inline constexpr SymmetricTile kSymmetric80Large{128, 32, 3, 64, 32};
-inline constexpr SymmetricTile kSymmetric80Small{64, 64, 3, 32, 32};
+inline constexpr ProductTile kProduct80Large{128, 32, 3, 64, 32};
+inline constexpr ProductTile kProduct80Small{64, 64, 3, 32, 32};
 
-/// out <- alpha scale a b' + beta c + diagonal I: see Symmetric in symmetric.h.
+/// The weights that a full product moves instead of writing `out`:
+/// w <- *decay w + (*factor scale scales[b]) product where *applies is not 0; else the kernel does
+/// nothing.
+///
+/// The product is rounded to 16 bits before, and everything else rounds as MoveWeightsParameters
+/// say: bits are those of both kernels, one after the other. Matrix i of a launch is matrix
+/// first + i of w, which has MoveWeightsParameters' strides.
+struct MovedWeights {
+  float* w;  ///< [batch][rows][cols]; null: the product is written
+  const std::uint8_t* applies;
+  const float* scales;  ///< [batch], scale_stride words apart; null: 1
+  std::int64_t scale_stride;
+  std::int64_t row_stride;  ///< strides in elements
+  std::int64_t inner_stride;
+  std::int64_t batch_stride;
+  int inner_batch;
+  int first;
+  int rows;       ///< at most m of the product
+  int cols;       ///< at most n of the product
+  bool in_fours;  ///< four entries from any multiple of 4 on are aligned to 16 bytes
+  const float* decay;
+  const float* factor;
+  float scale;
+};
+
+/// out <- alpha scale a b' + beta c + diagonal I: see Product in product.h.
 ///
 /// Grid: (num_tiles splits, batch). Rows of a, b, c and out are aligned to 16 bytes. Sizes and
 /// num_tiles splits fit an int, with a block's entries to spare.
-struct SymmetricParameters {
+struct ProductParameters {
   const std::uint16_t* a;  ///< [batch][m][inner], in the kernel's 16-bit format
-  const std::uint16_t* b;  ///< [batch][m][inner]
-  const std::uint16_t* c;  ///< [batch][m][m], symmetric; null: 0
-  std::uint16_t* out;      ///< [batch][m][m]
+  const std::uint16_t* b;  ///< [batch][n][inner]; [batch][inner][n] if b_transposed
+  const std::uint16_t* c;  ///< [batch][m][n]; null: 0
+  std::uint16_t* out;      ///< [batch][m][n]
   const float* scale;      ///< [batch]; null: 1
   float* partial;  ///< [batch][num_tiles][splits][tile * tile] sums; not used with one split
   std::uint32_t* tickets;  ///< [batch][num_tiles] parts that have ended; 0 between kernels
@@ -156,29 +181,32 @@ struct SymmetricParameters {
   std::int64_t out_row_stride;
   std::int64_t out_batch_stride;
   int m;
+  int n;  ///< m if the product is symmetric
   int inner;
-  int num_tiles;     ///< of the lower triangle
-  int splits;        ///< parts of a tile's sums
-  bool one_operand;  ///< b is a, in its strides
+  int num_tiles;      ///< that are computed
+  int splits;         ///< parts of a tile's sums
+  bool one_operand;   ///< b is a, in its strides
+  bool b_transposed;  ///< read by full80 alone: kernels of 9.0 are for one layout
   float alpha;
   float beta;
-  float diagonal;
+  float diagonal;        ///< of a symmetric product
+  MovedWeights weights;  ///< of a full product
 };
 
-/// A CUtensorMap: where TMA finds an operand, in boxes of kSymmetric90Depth columns.
+/// A CUtensorMap: where TMA finds an operand, in boxes of kProduct90Depth columns.
 struct alignas(64) TensorMap {
   std::uint64_t words[16];
 };
 
-inline constexpr int kSymmetric90Tile = 128;  ///< rows of a block; a cluster of two has 256 x 256
-inline constexpr int kSymmetric90Depth = 64;  ///< entries of `inner` in a step
-inline constexpr int kSymmetric90Stages = 4;  ///< steps that lie in shared memory
-inline constexpr int kSymmetric90Threads = 384;
-inline constexpr int kSymmetric90OperandWords = kSymmetric90Tile * kSymmetric90Depth / 2;
-inline constexpr int kSymmetric90StagedWords = kSymmetric90Tile * kSymmetric90Tile / 2;
+inline constexpr int kProduct90Tile = 128;  ///< rows of a block; a cluster of two has 256 x 256
+inline constexpr int kProduct90Depth = 64;  ///< entries of `inner` in a step
+inline constexpr int kProduct90Stages = 4;  ///< steps that lie in shared memory
+inline constexpr int kProduct90Threads = 384;
+inline constexpr int kProduct90OperandWords = kProduct90Tile * kProduct90Depth / 2;
+inline constexpr int kProduct90StagedWords = kProduct90Tile * kProduct90Tile / 2;
 /// The staged tile, the stages with three operands each, two mbarriers a stage, and a word.
-inline constexpr int kSymmetric90SharedWords =
-    kSymmetric90StagedWords + kSymmetric90Stages * (3 * kSymmetric90OperandWords + 4) + 2;
+inline constexpr int kProduct90SharedWords =
+    kProduct90StagedWords + kProduct90Stages * (3 * kProduct90OperandWords + 4) + 2;
 
 /// How the clusters divide a product, see Shares in shares.h.
 struct SharesOf {
@@ -189,11 +217,11 @@ struct SharesOf {
   int num_steps;  ///< of a tile
 };
 
-/// out <- alpha scale a b' + beta c + diagonal I, as SymmetricParameters; without splits.
+/// As ProductParameters, without splits.
 ///
 /// Grid: (2 clusters, 1), in clusters of two blocks.
-struct Symmetric90Parameters {
-  SymmetricParameters product;  ///< partial: [batch][cut tiles][most_parts][2] sums of blocks
+struct Product90Parameters {
+  ProductParameters product;  ///< partial: [batch][cut tiles][most_parts][2] sums of blocks
   TensorMap a;
   TensorMap b;
   SharesOf shares;

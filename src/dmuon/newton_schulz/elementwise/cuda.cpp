@@ -1,8 +1,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <initializer_list>
-#include <vector>
 
 #include "dmuon/core/error.h"
 #include "dmuon/kernels/cuda/elementwise.h"
@@ -39,17 +37,6 @@ bool fits(const Tensor& x) {
 
 const std::uint8_t* byte(const Tensor& applies) {
   return static_cast<const std::uint8_t*>(applies.const_data_ptr());
-}
-
-// Scalars on the device, [scalars]: those that are not there yet are written. Undefined: all are.
-Tensor written(std::initializer_list<Scalar> scalars, const Tensor& like) {
-  if (std::ranges::all_of(scalars, [](const Scalar& one) { return one.on_device != nullptr; }))
-    return {};
-  std::vector<double> values;
-  for (const Scalar& one : scalars) values.push_back(one.value);
-  const Tensor out = scratch_tensor({std::ssize(values)}, like.options());
-  write_scalars(values, out);
-  return out;
 }
 
 // kernels/cuda where they serve, else ATen's operators.

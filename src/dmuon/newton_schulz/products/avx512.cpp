@@ -170,8 +170,8 @@ class Avx512Products final : public CpuProducts {
 
   bool add_to_weights(const Tensor& weights, const Scalar& decay, const Scalar& factor,
                       const PendingProduct& pending, const Tensor& applies) const override {
-    if (!kernels_multiply(pending.c.scalar_type()) || weights.dim() > 3 ||
-        weights.stride(-1) != 1) {
+    if (!kernels_multiply(pending.c.scalar_type()) || pending.scales.defined() ||
+        weights.dim() > 3 || weights.stride(-1) != 1) {
       return false;
     }
     if (!applies.item<bool>()) return true;

@@ -1,145 +1,62 @@
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <optional>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "dmuon/kernels/cuda/library.h"
-#include "dmuon/kernels/cuda/symmetric.h"
 #include "dmuon/newton_schulz/cuda_kernels.h"
 #include "dmuon/newton_schulz/products.h"
+#include "dmuon/newton_schulz/products/cuda_product.h"
 #include "dmuon/newton_schulz/scratch.h"
 
 namespace dmuon::newton_schulz {
 namespace {
 
 using at::Tensor;
+using cuda::Kind;
 namespace gpu = kernels::cuda;
 
 // Rows of the tiles in which results are computed, by the larger of the kernels.
-constexpr std::int64_t kRowsOfTiles = gpu::kSymmetric80Large.tile;
+constexpr std::int64_t kRowsOfTiles = gpu::kProduct80Large.tile;
 
-// Matrices with fewer rows go through the iteration in batches, of about this many.
-constexpr std::int64_t kSmall = 2048;
-constexpr std::int64_t kUsualBatch = 16;
-
-// Bytes of scratch memory of a launch, unless one matrix needs more. Plans do not count it.
-constexpr std::int64_t kMostScratch = std::int64_t{32} << 20;
-
-// Rows side by side in memory, that start at multiples of 16 bytes.
-bool has_rows(const Tensor& x) {
-  const bool rows_fit = x.stride(-1) == 1 && x.stride(-2) >= x.size(-1) && x.stride(-2) % 8 == 0;
-  const bool batch_fits = x.dim() == 2 || (x.stride(0) % 8 == 0 && x.size(0) <= gpu::kMaxBatch);
-  return rows_fit && batch_fits && reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
+// False if no kernel can.
+bool multiplied(Kind kind, const Tensor& out, const cuda::Operands& operands,
+                const Tensor& factors = {}) {
+  std::optional<gpu::Product> product = cuda::described(kind, operands);
+  if (!product || !cuda::write_to(*product, out, operands)) return false;
+  if (factors.defined()) product->scale = factors.const_data_ptr<float>();
+  return cuda::compute(*product, out);
 }
 
-gpu::Matrices matrices(const Tensor& x) {
-  return {x.const_data_ptr(), x.stride(-2), x.dim() == 2 ? 0 : x.stride(0)};
-}
-
-// a and b' with rows side by side; or their transposes.
-struct Operands {
-  Tensor a;
-  Tensor b;
-  bool transposed;
-};
-
-std::optional<Operands> operands_of(const Tensor& a, const Tensor& b) {
-  // Rows of b' are those of X for X X', and b's own if b is symmetric itself.
-  const bool is_symmetric = a.size(-1) == a.size(-2) && has_rows(a) && has_rows(b);
-  const Tensor other = is_symmetric ? b : b.mT();
-  if (has_rows(a) && has_rows(other)) return Operands{a, other, false};
-  if (has_rows(a.mT()) && has_rows(other.mT())) return Operands{a.mT(), other.mT(), true};
-  return std::nullopt;
-}
-
-// Returns nothing for dtypes and strides that the kernels lack.
-std::optional<gpu::Symmetric> described(const Tensor& out, double beta, const Tensor& c,
-                                        double alpha, const Tensor& a, const Tensor& b) {
-  const bool adds = beta != 0;
-  const auto format = half_of(out.scalar_type());
-  std::optional<Operands> operands;
-  if (format && has_rows(out) && (!adds || (has_rows(c) && !c.is_same(out))))
-    operands = operands_of(a, b);
-  if (!operands) return std::nullopt;
-  gpu::Symmetric product{.batch = out.dim() == 2 ? 1 : out.size(0),
-                         .m = out.size(-1),
-                         .inner = a.size(-1),
-                         .format = *format,
-                         .alpha = alpha,
-                         .a = matrices(operands->a),
-                         .b = matrices(operands->b),
-                         .transposed = operands->transposed,
-                         .beta = beta,
-                         .out = out.mutable_data_ptr(),
-                         .out_row_stride = out.stride(-2),
-                         .out_batch_stride = out.dim() == 2 ? 0 : out.stride(0)};
-  if (adds) product.c = matrices(c);
-  return product;
-}
-
-// The matrices [first, first + count) of the batch.
-gpu::Symmetric part_of(gpu::Symmetric product, std::int64_t first, std::int64_t count) {
-  const auto moved = [&](const void* data, std::int64_t batch_stride) {
-    return static_cast<const std::uint16_t*>(data) + first * batch_stride;
-  };
-  for (gpu::Matrices* x : {&product.a, &product.b, &product.c})
-    if (x->data != nullptr) x->data = moved(x->data, x->batch_stride);
-  product.out = static_cast<std::uint16_t*>(product.out) + first * product.out_batch_stride;
-  if (product.scale != nullptr) product.scale += first;
-  product.batch = count;
-  return product;
-}
-
-// A batch that is cut goes in parts that share scratch memory.
-void launch(const gpu::Symmetric& product, const gpu::SymmetricChoice& choice, const Tensor& out) {
-  const int device = out.device().index();
-  void* const stream = current_stream(out.device());
-  if (choice.splits == 1) return gpu::symmetric(product, choice, nullptr, nullptr, device, stream);
-  gpu::Symmetric one = product;
-  one.batch = 1;
-  const std::int64_t bytes = gpu::workspace_bytes(one, choice, device);
-  const std::int64_t tickets = gpu::num_tickets(one, choice, device);
-  const std::int64_t at_once = std::clamp(kMostScratch / bytes, std::int64_t{1}, product.batch);
-  const auto words = out.options().dtype(at::kInt);
-  const Tensor workspace = scratch_tensor({at_once * bytes / 4}, words);
-  // A product in a graph of PyTorch's has zeros of its own, which that graph clears.
-  const Tensor zeros = gpu::is_captured(stream) && !uses_scratch()
-                           ? at::zeros({at_once * tickets}, words)
-                           : kept_zeros(at_once * tickets, words, stream);
-  for (std::int64_t first = 0; first < product.batch; first += at_once) {
-    gpu::symmetric(part_of(product, first, std::min(at_once, product.batch - first)), choice,
-                   workspace.mutable_data_ptr(),
-                   static_cast<std::uint32_t*>(zeros.mutable_data_ptr()), device, stream);
+// Weights [..., rows, cols] of up to four dimensions, whose rows have their entries side by side.
+// Returns nothing for others, and if there are not as many matrices as products.
+std::optional<gpu::MovedWeights> moved(const Tensor& weights, std::int64_t batch) {
+  const std::int64_t dim = weights.dim();
+  const std::int64_t outer = dim < 3 ? 1 : weights.size(0);
+  const std::int64_t inner = dim < 4 ? 1 : weights.size(1);
+  if (dim > 4 || weights.scalar_type() != at::kFloat || weights.stride(-1) != 1 ||
+      weights.numel() == 0 || outer * inner != batch) {
+    return std::nullopt;
   }
+  gpu::MovedWeights found{};
+  found.w = weights.data_ptr<float>();
+  found.row_stride = weights.stride(-2);
+  found.inner_stride = dim < 4 ? 0 : weights.stride(1);
+  found.batch_stride = dim < 3 ? 0 : weights.stride(0);
+  found.inner_batch = static_cast<int>(inner);
+  found.rows = static_cast<int>(weights.size(-2));
+  found.cols = static_cast<int>(weights.size(-1));
+  return found;
 }
 
-// The same for a matrix alone and in a batch, for equal bits. Small ones come in batches.
-const std::optional<gpu::SymmetricChoice>& choice_for(const gpu::Symmetric& product, int device) {
-  using Key = std::tuple<int, std::int64_t, std::int64_t, bool>;
-  thread_local std::map<Key, std::optional<gpu::SymmetricChoice>> known;
-  const Key key{device, product.m, product.inner, product.transposed};
-  const auto found = known.find(key);
-  if (found != known.end()) return found->second;
-  gpu::Symmetric usual = product;
-  const bool is_small = product.m < kSmall;
-  usual.batch = is_small ? kUsualBatch : 1;
-  std::vector<gpu::SymmetricChoice> choices = gpu::candidates(usual, device);
-  // A batch fills the device without splits, which cost memory's time.
-  if (is_small) std::erase_if(choices, [](const auto& one) { return one.splits > 1; });
-  std::optional<gpu::SymmetricChoice> choice;
-  if (!choices.empty()) choice = std::move(choices.front());
-  return known.emplace(key, std::move(choice)).first->second;
-}
-
-// Symmetric products in 16 bits by dmuon's kernels, all others by ATen.
+// Products in 16 bits by dmuon's kernels, all others by ATen.
 class CudaProducts final : public Products {
  public:
-  std::string_view name() const override { return "cuda"; }
+  enum Takes { kSymmetric, kAll, kAllAndWeights };
+
+  CudaProducts(std::string_view name, Takes takes) : name_(name), takes_(takes) {}
+
+  std::string_view name() const override { return name_; }
 
   at::ScalarType gram_dtype(at::ScalarType dtype) const override {
     return aten().gram_dtype(dtype);
@@ -166,20 +83,43 @@ class CudaProducts final : public Products {
 
   void product(const Tensor& out, double beta, const Tensor& c, double alpha, const Tensor& a,
                const Tensor& b) const override {
-    aten().product(out, beta, c, alpha, a, b);
+    if (takes_ == kSymmetric || !multiplied(Kind::kFull, out, {beta, c, alpha, a, b}))
+      aten().product(out, beta, c, alpha, a, b);
   }
 
   bool scales_grams() const override { return true; }
 
   bool scaled_gram(const Tensor& out, double alpha, const Tensor& factors,
                    const Tensor& a) const override {
-    return multiplied(out, 0, {}, alpha, factors, a, a.mT());
+    return multiplied(Kind::kSymmetric, out, {0, {}, alpha, a, a.mT()}, factors);
   }
 
   void symmetric_product(const Tensor& out, double beta, const Tensor& c, double alpha,
                          const Tensor& a, const Tensor& b, std::int64_t) const override {
-    if (!multiplied(out, beta, c, alpha, {}, a, b))
+    if (!multiplied(Kind::kSymmetric, out, {beta, c, alpha, a, b}))
       aten().symmetric_product(out, beta, c, alpha, a, b, 0);
+  }
+
+  bool add_to_weights(const Tensor& weights, const Scalar& decay, const Scalar& factor,
+                      const PendingProduct& pending, const Tensor& applies) const override {
+    if (takes_ != kAllAndWeights || pending.factors.defined()) return false;
+    std::optional<gpu::Product> product = cuda::described(
+        Kind::kFull, {pending.beta, pending.c, pending.alpha, pending.a, pending.b});
+    if (!product) return false;
+    const std::optional<gpu::MovedWeights> found = moved(weights, product->batch);
+    if (!found) return false;
+    product->weights = *found;
+    product->weights.applies = static_cast<const std::uint8_t*>(applies.const_data_ptr());
+    const Tensor own = written({decay, factor}, weights);
+    const float* const scalars = own.defined() ? own.const_data_ptr<float>() : nullptr;
+    product->weights.decay = scalars == nullptr ? decay.on_device : scalars;
+    product->weights.factor = scalars == nullptr ? factor.on_device : scalars + 1;
+    product->weights.scale = static_cast<float>(pending.scale);
+    if (pending.scales.defined()) {
+      product->weights.scales = pending.scales.const_data_ptr<float>();
+      product->weights.scale_stride = pending.scales.stride(0);
+    }
+    return cuda::compute(*product, weights);
   }
 
  protected:
@@ -188,30 +128,35 @@ class CudaProducts final : public Products {
  private:
   static const Products& aten() { return aten_products(); }
 
-  // False if no kernel can.
-  static bool multiplied(const Tensor& out, double beta, const Tensor& c, double alpha,
-                         const Tensor& factors, const Tensor& a, const Tensor& b) {
-    std::optional<gpu::Symmetric> product = described(out, beta, c, alpha, a, b);
-    if (!product) return false;
-    if (factors.defined()) product->scale = factors.const_data_ptr<float>();
-    const std::optional<gpu::SymmetricChoice>& choice = choice_for(*product, out.device().index());
-    if (choice) launch(*product, *choice, out);
-    return choice.has_value();
-  }
+  std::string_view name_;
+  Takes takes_;
 };
 
 }  // namespace
 
-bool symmetric_product_by(const gpu::SymmetricChoice& choice, const Tensor& out, double beta,
-                          const Tensor& c, double alpha, const Tensor& a, const Tensor& b) {
-  const std::optional<gpu::Symmetric> product = described(out, beta, c, alpha, a, b);
-  if (!product || (product->transposed && !choice.kernel.starts_with("symmetric90"))) return false;
-  launch(*product, choice, out);
+bool product_by(const gpu::ProductChoice& choice, bool symmetric, const Tensor& out, double beta,
+                const Tensor& c, double alpha, const Tensor& a, const Tensor& b) {
+  const cuda::Operands operands{beta, c, alpha, a, b};
+  std::optional<gpu::Product> product =
+      cuda::described(symmetric ? Kind::kSymmetric : Kind::kFull, operands);
+  if (!product || !cuda::write_to(*product, out, operands)) return false;
+  if (!gpu::computes(choice, *product)) return false;
+  cuda::compute_by(choice, *product, out);
   return true;
 }
 
 const Products& cuda_products() {
-  static const CudaProducts kProducts;
+  static const CudaProducts kProducts("cuda", CudaProducts::kSymmetric);
+  return kProducts;
+}
+
+const Products& cuda_full_products() {
+  static const CudaProducts kProducts("cuda_full", CudaProducts::kAll);
+  return kProducts;
+}
+
+const Products& cuda_fused_products() {
+  static const CudaProducts kProducts("cuda_fused", CudaProducts::kAllAndWeights);
   return kProducts;
 }
 

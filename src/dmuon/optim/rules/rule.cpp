@@ -27,12 +27,9 @@ std::vector<std::int64_t> State::sizes_of(const layout::View& view) const {
 void Orthogonalised::add_to_weights(const Piece& piece, const newton_schulz::Scalar& decay,
                                     const newton_schulz::Scalar& factor) const {
   const at::Tensor& weights = piece.weights;
+  if (products->add_to_weights(weights, decay, factor, pending, piece.applies)) return;
   newton_schulz::PendingProduct product = pending;
   const at::Tensor scales = std::exchange(product.scales, {});
-  if (!scales.defined() &&
-      products->add_to_weights(weights, decay, factor, product, piece.applies)) {
-    return;
-  }
   const at::Tensor update = view(newton_schulz::computed(*products, product), weights.sizes());
   elementwise->move_weights({weights, decay, update, factor, piece.applies, scales, product.scale});
 }

@@ -46,7 +46,7 @@ struct Orthogonalised {
   newton_schulz::PendingProduct pending;
 
   /// weights <- decay weights + factor update, in place. If the backend can, the last product goes
-  /// straight into the weights and is never rounded to the iteration's dtype.
+  /// straight into the weights: see Products::add_to_weights.
   void add_to_weights(const Piece& piece, const newton_schulz::Scalar& decay,
                       const newton_schulz::Scalar& factor) const;
 

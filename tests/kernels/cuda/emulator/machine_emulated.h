@@ -170,12 +170,17 @@ template <int kPending>
 void wgmma_wait(DMUON_SITE) {
   emulator::wait_multiplications(kPending, {file, line});
 }
-#define DMUON_MULTIPLY(cols, name, format)                                                   \
-  template <bool kTransposed = false>                                                        \
-  void multiply_64x##cols##_##name(float(&sums)[cols / 2], uint64_t a, uint64_t b,           \
-                                   bool accumulate, DMUON_SITE) {                            \
-    emulator::multiply({sums, cols, a, b, accumulate, kTransposed, emulator::Narrow::format, \
-                        emulator::Site{file, line}});                                        \
+#define DMUON_MULTIPLY(cols, name, format)                                         \
+  template <bool kTransposedA = false, bool kTransposedB = kTransposedA>           \
+  void multiply_64x##cols##_##name(float(&sums)[cols / 2], uint64_t a, uint64_t b, \
+                                   bool accumulate, DMUON_SITE) {                  \
+    emulator::multiply({sums,                                                      \
+                        cols,                                                      \
+                        {a, kTransposedA},                                         \
+                        {b, kTransposedB},                                         \
+                        accumulate,                                                \
+                        emulator::Narrow::format,                                  \
+                        emulator::Site{file, line}});                              \
   }
 DMUON_MULTIPLY(128, f16, kF16)
 DMUON_MULTIPLY(128, bf16, kBF16)

@@ -70,20 +70,19 @@ bool Multiplications::check_lanes(const Multiplication* const* lanes) {
   const Multiplication& first = *lanes[0];
   if (!fenced_) report_.error(first.site, "the sums were touched, and no wgmma_fence followed");
   const auto differs = [&](const Multiplication* other) {
-    return other->a != first.a || other->b != first.b || other->accumulates != first.accumulates ||
-           other->transposed != first.transposed;
+    return other->a != first.a || other->b != first.b || other->accumulates != first.accumulates;
   };
   if (std::none_of(lanes, lanes + kWarpgroup, differs)) return true;
   report_.error(first.site, "the warpgroup's threads multiply different operands");
   return false;
 }
 
-bool Multiplications::load(std::vector<float>& values, std::uint64_t descriptor, int rows,
+bool Multiplications::load(std::vector<float>& values, const OperandOf& given, int rows,
                            const Multiplication& of, const std::vector<Now>& nows,
                            SharedMemory& shared) {
   const Site site = of.site;
   Operand operand{};
-  if (const char* const wrong = decode(descriptor, of.transposed, operand)) {
+  if (const char* const wrong = decode(given.descriptor, given.transposed, operand)) {
     report_.error(site, std::string("multiplication: ") + wrong);
     return false;
   }
@@ -97,11 +96,11 @@ bool Multiplications::load(std::vector<float>& values, std::uint64_t descriptor,
     values[static_cast<std::size_t>(at)] = wide[pair & 0xffffU];
     values[static_cast<std::size_t>(next)] = wide[pair >> 16];
   };
-  for (int row = 0; row < rows && !of.transposed; ++row) {
+  for (int row = 0; row < rows && !given.transposed; ++row) {
     for (int i = 0; i < kDepth / 2; ++i)
       load_pair(operand.word(row, i), 2 * i * rows + row, (2 * i + 1) * rows + row);
   }
-  for (int col = 0; col < kDepth && of.transposed; ++col) {
+  for (int col = 0; col < kDepth && given.transposed; ++col) {
     for (int i = 0; i < rows / 2; ++i)
       load_pair(operand.transposed_word(i, col), col * rows + 2 * i, col * rows + 2 * i + 1);
   }

@@ -11,18 +11,25 @@ namespace dmuon::kernels::cuda::emulator {
 
 inline constexpr int kWarpgroup = 128;  ///< threads
 
+/// An operand of a multiplication, in tiles in shared memory. Transposed, a tile's row is a column
+/// of the operand, and has 64 of its rows; further rows are further tiles.
+struct OperandOf {
+  std::uint64_t descriptor;
+  bool transposed;
+
+  bool operator==(const OperandOf&) const = default;
+};
+
 /// A thread's arguments of wgmma.mma_async: sums <- a b' + sums, or a b' alone, in fp32. a is 64 x
-/// 16 and b is cols x 16 in 16 bits, in tiles in shared memory that descriptors name. Transposed, a
-/// tile's row is a column of the operand, and has 64 of its rows; further rows are further tiles.
+/// 16 and b is cols x 16 in 16 bits.
 ///
 /// Thread t has in sums[i] the entry (t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8, i / 4 * 8 + t % 4 *
 /// 2 + i % 2).
 struct Multiplication {
   float* sums;  ///< [cols / 2]
   int cols;
-  std::uint64_t a, b;
+  OperandOf a, b;
   bool accumulates;
-  bool transposed;  ///< a and b
   Narrow format;
   Site site;
 };
@@ -59,7 +66,7 @@ class Multiplications {
   };
   bool check_lanes(const Multiplication* const* lanes);
   Sums& sums_of(const Multiplication* const* lanes);
-  bool load(std::vector<float>& values, std::uint64_t descriptor, int rows,
+  bool load(std::vector<float>& values, const OperandOf& operand, int rows,
             const Multiplication& of, const std::vector<Now>& nows, SharedMemory& shared);
 
   const Report& report_;

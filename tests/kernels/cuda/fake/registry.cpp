@@ -5,13 +5,17 @@
 #include "dmuon/kernels/cuda/direction.h"
 #include "dmuon/kernels/cuda/move_weights.h"
 #include "dmuon/kernels/cuda/multiply.h"
-#include "dmuon/kernels/cuda/symmetric80.h"
-#include "dmuon/kernels/cuda/symmetric90.h"
+#include "dmuon/kernels/cuda/product80.h"
+#include "dmuon/kernels/cuda/product90.h"
 #include "dmuon/kernels/cuda/write_scalars.h"
 
 namespace dmuon::kernels::cuda::fake {
 namespace {
 
+using device::BFloat16;
+using device::Fp16;
+using device::FullResult;
+using device::SymmetricResult;
 using emulator::Access;
 using emulator::Buffer;
 
@@ -110,29 +114,60 @@ std::vector<Buffer> direction_buffers(const void* parameters, unsigned batch, To
   return buffers;
 }
 
-// Operands and results of symmetric products.
-std::vector<Buffer> product_buffers(const SymmetricParameters& p, unsigned batch,
-                                    bool transposed = false) {
+// Matrices of weights that a launch moves: one buffer for each inner one.
+void add_weights(std::vector<Buffer>& buffers, float* w, std::int64_t inner_batch,
+                 std::int64_t first, std::int64_t batch, int rows, int cols,
+                 std::int64_t row_stride, std::int64_t inner_stride, std::int64_t batch_stride) {
+  for (std::int64_t inner = 0; inner < inner_batch; ++inner) {
+    const std::int64_t begin = (first + inner_batch - 1 - inner) / inner_batch;  // outer ones
+    const std::int64_t end = (first + batch + inner_batch - 1 - inner) / inner_batch;
+    if (begin == end) continue;
+    buffers.push_back(matrices("w", w + inner * inner_stride + begin * batch_stride, 4,
+                               static_cast<std::size_t>(end - begin), rows, cols, row_stride,
+                               batch_stride, Access::kUpdate));
+  }
+}
+
+// Operands and results of products; b is [inner, n] if it lies transposed.
+std::vector<Buffer> product_buffers(const ProductParameters& p, unsigned batch, bool a_transposed,
+                                    bool b_transposed, ToHost to_host) {
   std::vector<Buffer> buffers;
+  const MovedWeights& w = p.weights;
+  if (w.w != nullptr) {
+    buffers.push_back(array("applies", w.applies, 1, Access::kRead));
+    if (to_host && value_at(w.applies, *to_host) == 0) return buffers;
+    buffers.push_back(array("decay", w.decay, 4, Access::kRead));
+    buffers.push_back(array("factor", w.factor, 4, Access::kRead));
+    add_weights(buffers, w.w, w.inner_batch, w.first, batch, w.rows, w.cols, w.row_stride,
+                w.inner_stride, w.batch_stride);
+    if (w.scales != nullptr) {
+      buffers.push_back(matrices("scales", w.scales + w.first * w.scale_stride, 4, batch, 1, 1, 0,
+                                 w.scale_stride, Access::kRead));
+    }
+  }
   const auto add = [&](const char* name, const void* base, int rows, int cols,
                        std::int64_t row_stride, std::int64_t batch_stride, Access access) {
     if (base == nullptr) return;
     buffers.push_back(matrices(name, base, 2, batch, rows, cols, row_stride, batch_stride, access));
   };
-  const int rows = transposed ? p.inner : p.m;
-  const int cols = transposed ? p.m : p.inner;
-  add("a", p.a, rows, cols, p.a_row_stride, p.a_batch_stride, Access::kRead);
-  if (!p.one_operand) add("b", p.b, rows, cols, p.b_row_stride, p.b_batch_stride, Access::kRead);
-  add("c", p.c, p.m, p.m, p.c_row_stride, p.c_batch_stride, Access::kRead);
-  add("out", p.out, p.m, p.m, p.out_row_stride, p.out_batch_stride, Access::kWrite);
+  const auto add_operand = [&](const char* name, const void* base, int rows, bool transposed,
+                               std::int64_t row_stride, std::int64_t batch_stride) {
+    add(name, base, transposed ? p.inner : rows, transposed ? rows : p.inner, row_stride,
+        batch_stride, Access::kRead);
+  };
+  add_operand("a", p.a, p.m, a_transposed, p.a_row_stride, p.a_batch_stride);
+  if (!p.one_operand) add_operand("b", p.b, p.n, b_transposed, p.b_row_stride, p.b_batch_stride);
+  add("c", p.c, p.m, p.n, p.c_row_stride, p.c_batch_stride, Access::kRead);
+  if (w.w == nullptr)
+    add("out", p.out, p.m, p.n, p.out_row_stride, p.out_batch_stride, Access::kWrite);
   if (p.scale != nullptr) buffers.push_back(array("scale", p.scale, 4 * batch, Access::kRead));
   return buffers;
 }
 
 template <int kTile>
-std::vector<Buffer> symmetric80_buffers(const void* parameters, unsigned batch, ToHost) {
-  const auto& p = *static_cast<const SymmetricParameters*>(parameters);
-  std::vector<Buffer> buffers = product_buffers(p, batch);
+std::vector<Buffer> product80_buffers(const void* parameters, unsigned batch, ToHost to_host) {
+  const auto& p = *static_cast<const ProductParameters*>(parameters);
+  std::vector<Buffer> buffers = product_buffers(p, batch, false, p.b_transposed, to_host);
   if (p.splits > 1) {
     const std::size_t tiles = std::size_t{batch} * static_cast<std::size_t>(p.num_tiles);
     const std::size_t sums = tiles * static_cast<std::size_t>(p.splits) * kTile * kTile;
@@ -142,18 +177,18 @@ std::vector<Buffer> symmetric80_buffers(const void* parameters, unsigned batch, 
   return buffers;
 }
 
-template <bool kTransposed>
-std::vector<Buffer> symmetric90_buffers(const void* parameters, unsigned, ToHost) {
-  const auto& p = *static_cast<const Symmetric90Parameters*>(parameters);
+template <bool kTransposedA, bool kTransposedB>
+std::vector<Buffer> product90_buffers(const void* parameters, unsigned, ToHost to_host) {
+  const auto& p = *static_cast<const Product90Parameters*>(parameters);
   const SharesOf& shares = p.shares;
-  std::vector<Buffer> buffers =
-      product_buffers(p.product, static_cast<unsigned>(shares.batch), kTransposed);
+  std::vector<Buffer> buffers = product_buffers(p.product, static_cast<unsigned>(shares.batch),
+                                                kTransposedA, kTransposedB, to_host);
   // Of the two blocks of each tile that is cut.
   const auto halves = 2 * static_cast<std::size_t>(shares.batch) *
                       static_cast<std::size_t>(shares.num_tiles - shares.num_whole);
   if (halves == 0) return buffers;
   const std::size_t sums =
-      halves * static_cast<std::size_t>(p.most_parts) * kSymmetric90Tile * 2 * kSymmetric90Tile;
+      halves * static_cast<std::size_t>(p.most_parts) * kProduct90Tile * 2 * kProduct90Tile;
   buffers.push_back(array("partial", p.product.partial, 4 * sums, Access::kChanges));
   buffers.push_back(array("tickets", p.product.tickets, 4 * halves, Access::kChanges));
   return buffers;
@@ -166,16 +201,17 @@ HostKernel kernel(decltype(HostKernel::buffers) buffers) {
           buffers};
 }
 
-template <typename Format, SymmetricTile kShape>
-HostKernel symmetric80() {
-  return kernel<SymmetricParameters, device::Symmetric80<Format, kShape>::run>(
-      symmetric80_buffers<kShape.tile>);
+template <typename Format, ProductTile kShape, typename Result>
+HostKernel product80() {
+  return kernel<ProductParameters, device::Product80<Format, kShape, Result>::run>(
+      product80_buffers<kShape.tile>);
 }
 
-template <typename Format, bool kTransposed>
-HostKernel symmetric90() {
-  return kernel<Symmetric90Parameters, device::Symmetric90<Format, kTransposed>::run>(
-      symmetric90_buffers<kTransposed>);
+template <typename Format, bool kTransposedA, bool kTransposedB, typename Result>
+HostKernel product90() {
+  return kernel<Product90Parameters,
+                device::Product90<Format, kTransposedA, kTransposedB, Result>::run>(
+      product90_buffers<kTransposedA, kTransposedB>);
 }
 
 }  // namespace
@@ -202,14 +238,20 @@ const std::map<std::string, HostKernel>& kernels() {
       {"direction_again_bf16",
        kernel<DirectionParameters, device::Direction<device::BFloat16>::run_again>(
            direction_buffers<true>)},
-      {"symmetric80_128_f16", symmetric80<device::Fp16, kSymmetric80Large>()},
-      {"symmetric80_128_bf16", symmetric80<device::BFloat16, kSymmetric80Large>()},
-      {"symmetric80_64_f16", symmetric80<device::Fp16, kSymmetric80Small>()},
-      {"symmetric80_64_bf16", symmetric80<device::BFloat16, kSymmetric80Small>()},
-      {"symmetric90_f16", symmetric90<device::Fp16, false>()},
-      {"symmetric90_bf16", symmetric90<device::BFloat16, false>()},
-      {"symmetric90_transposed_f16", symmetric90<device::Fp16, true>()},
-      {"symmetric90_transposed_bf16", symmetric90<device::BFloat16, true>()},
+      {"symmetric80_128_f16", product80<Fp16, kProduct80Large, SymmetricResult>()},
+      {"symmetric80_128_bf16", product80<BFloat16, kProduct80Large, SymmetricResult>()},
+      {"symmetric80_64_f16", product80<Fp16, kProduct80Small, SymmetricResult>()},
+      {"symmetric80_64_bf16", product80<BFloat16, kProduct80Small, SymmetricResult>()},
+      {"full80_128_f16", product80<Fp16, kProduct80Large, FullResult>()},
+      {"full80_128_bf16", product80<BFloat16, kProduct80Large, FullResult>()},
+      {"symmetric90_f16", product90<Fp16, false, false, SymmetricResult>()},
+      {"symmetric90_bf16", product90<BFloat16, false, false, SymmetricResult>()},
+      {"symmetric90_transposed_f16", product90<Fp16, true, true, SymmetricResult>()},
+      {"symmetric90_transposed_bf16", product90<BFloat16, true, true, SymmetricResult>()},
+      {"full90_f16", product90<Fp16, false, false, FullResult>()},
+      {"full90_bf16", product90<BFloat16, false, false, FullResult>()},
+      {"full90_transposed_f16", product90<Fp16, false, true, FullResult>()},
+      {"full90_transposed_bf16", product90<BFloat16, false, true, FullResult>()},
   };
   return kKernels;
 }

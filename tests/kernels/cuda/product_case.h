@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dmuon/kernels/cuda/library.h"
-#include "dmuon/kernels/cuda/symmetric.h"
+#include "dmuon/kernels/cuda/product.h"
 #include "tests/kernels/cuda/emulator/machine_emulated.h"
 #include "tests/kernels/cuda/gpu.h"
 
@@ -70,13 +70,13 @@ struct Case {
     for (std::int64_t z = 0; z < of.batch; ++z) scale.push_back(0.25F * static_cast<float>(z + 1));
   }
 
-  Symmetric describe() const {
-    Symmetric product;
+  Product describe() const {
+    Product product;
     product.batch = shape.batch;
     product.m = shape.m;
     product.inner = shape.inner;
     product.format = format;
-    product.transposed = shape.transposed;
+    product.a_transposed = product.b_transposed = shape.transposed;
     product.alpha = 0.5;
     product.beta = shape.adds ? -0.75 : 0;
     product.diagonal = shape.diagonal();
@@ -109,10 +109,10 @@ using Entries = std::vector<std::uint16_t>;
 class SymmetricTest : public GpuTest {
  protected:
   // Runs the product, of the whole batch or of one matrix.
-  Entries run(const Case& one, const SymmetricChoice& choice, int only = -1) {
+  Entries run(const Case& one, const ProductChoice& choice, int only = -1) {
     const Shape& s = one.shape;
     const std::int64_t first = only < 0 ? 0 : only;
-    Symmetric product = one.describe();
+    Product product = one.describe();
     if (only >= 0) product.batch = 1;
     const OnGpu<std::uint16_t> a(one.a);
     const OnGpu<std::uint16_t> b(one.b);
@@ -135,7 +135,7 @@ class SymmetricTest : public GpuTest {
     product.out = out.data();
     product.out_row_stride = s.out_stride();
     product.out_batch_stride = s.m * s.out_stride();
-    symmetric(product, choice, workspace.data(), zeros.data(), 0, stream_);
+    compute(product, choice, workspace.data(), zeros.data(), 0, stream_);
     EXPECT_EQ(synchronise(), 0) << found();
     EXPECT_EQ(zeros.values(), std::vector<std::uint32_t>(tickets, 0));
     return out.values();
@@ -182,10 +182,10 @@ class SymmetricTest : public GpuTest {
     EXPECT_EQ(touched, 0);
   }
 
-  void expect_all(const Shape& shape, const std::vector<SymmetricChoice>& choices) {
+  void expect_all(const Shape& shape, const std::vector<ProductChoice>& choices) {
     for (const Half format : {Half::kFp16, Half::kBFloat16}) {
       const Case one(shape, format);
-      for (const SymmetricChoice& choice : choices) {
+      for (const ProductChoice& choice : choices) {
         SCOPED_TRACE(testing::Message() << shape.batch << " of " << shape.m << " x " << shape.inner
                                         << ", " << choice.kernel << " in " << choice.splits
                                         << ", format " << static_cast<int>(format));
@@ -196,7 +196,7 @@ class SymmetricTest : public GpuTest {
   }
 
   // A batch has the bits of its matrices, in every order of blocks.
-  void expect_same_bits(const Case& one, const SymmetricChoice& choice) {
+  void expect_same_bits(const Case& one, const ProductChoice& choice) {
     SCOPED_TRACE(choice.kernel);
     seed(1);
     const Entries together = run(one, choice);
@@ -211,7 +211,7 @@ class SymmetricTest : public GpuTest {
 
   // fp16 would hide the order of sums of usual sizes. Here the parts are 2^24, 1 and -2^24, and an
   // order that begins with the first and the last one finds 1, the right one 0.
-  void expect_parts_in_their_order(const SymmetricChoice& choice) {
+  void expect_parts_in_their_order(const ProductChoice& choice) {
     Case one({1, 8, 3 * 64, false, true}, Half::kFp16);
     std::ranges::fill(one.a, std::uint16_t{0});
     std::ranges::fill(one.b, std::uint16_t{0});
@@ -230,11 +230,11 @@ class SymmetricTest : public GpuTest {
     }
   }
 
-  void expect_replays(const SymmetricChoice& choice) {
+  void expect_replays(const ProductChoice& choice) {
     const Case one({1, 39, 200, false, false}, Half::kFp16);
     const OnGpu<std::uint16_t> a(one.a);
     OnGpu<std::uint16_t> out(Entries(39 * 40, kNan));
-    Symmetric product = one.describe();
+    Product product = one.describe();
     product.a = product.b = {a.data(), one.shape.a_stride(), 0};
     product.out = out.data();
     product.out_row_stride = 40;
@@ -245,7 +245,7 @@ class SymmetricTest : public GpuTest {
     void* executable = nullptr;
     prepare(0);
     ASSERT_EQ(call("cuStreamBeginCapture_v2", stream_, 0), 0);
-    symmetric(product, choice, workspace.data(), tickets.data(), 0, stream_);
+    compute(product, choice, workspace.data(), tickets.data(), 0, stream_);
     ASSERT_EQ(call("cuStreamEndCapture", stream_, &graph), 0);
     ASSERT_EQ(call("cuGraphInstantiateWithFlags", &executable, graph, 0ULL), 0);
     for (int i = 0; i < 2; ++i) {

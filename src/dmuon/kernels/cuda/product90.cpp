@@ -9,10 +9,10 @@ namespace {
 
 using core::divided_up;
 
-constexpr std::int64_t kTile = std::int64_t{2} * kSymmetric90Tile;  // a cluster's
+constexpr std::int64_t kTile = std::int64_t{2} * kProduct90Tile;  // a cluster's
 constexpr int kMaxRuns = 1024;
 constexpr std::int64_t kMostTiles = std::int64_t{1} << 30;
-constexpr std::int64_t kPartBytes = kSymmetric90Tile * kTile * 4;  // sums of a block
+constexpr std::int64_t kPartBytes = kProduct90Tile * kTile * 4;  // sums of a block
 
 // Microseconds, by what an H200 took.
 constexpr double kLaunchUs = 6;
@@ -22,15 +22,19 @@ constexpr double kCutUs = 4;     // of a share that is a part of a tile
 constexpr double kPartUs = 2;    // adding a part's sums
 
 std::int64_t num_clusters(int device) { return num_multiprocessors(device) / 2; }
-std::int64_t num_steps(const Symmetric& product) {
-  return divided_up(product.inner, kSymmetric90Depth);
+std::int64_t num_steps(const Product& product) {
+  return divided_up(product.inner, kProduct90Depth);
 }
 
-bool has(const std::string& kernel) { return kernel == "symmetric90"; }
+bool has(const std::string& kernel) { return kernel == "product90"; }
+
+bool takes(const Product& product, const std::string&) {
+  return product.symmetric ? product.a_transposed == product.b_transposed : !product.a_transposed;
+}
 
 // With several runs, the tiles that fill no round of all clusters are cut.
-SharesOf shares_of(const Symmetric& product, int num_runs, int device) {
-  const std::int64_t tiles = num_tiles(product.m, kTile);
+SharesOf shares_of(const Product& product, int num_runs, int device) {
+  const std::int64_t tiles = num_tiles(product, kTile);
   const std::int64_t clusters = num_clusters(device);
   SharesOf shares{};
   shares.batch = static_cast<int>(product.batch);
@@ -61,14 +65,17 @@ double estimate(const SharesOf& shares, std::int64_t clusters) {
   return us + static_cast<double>(runs) * (steps * kStepUs + kFinishUs + (even ? 1 : 2) * parts);
 }
 
-void add_candidates(std::vector<Estimate>& found, const Symmetric& product, int device) {
+void add_candidates(std::vector<Estimate>& found, const Product& product, int device) {
   const std::int64_t steps = num_steps(product);
-  const std::int64_t tiles = num_tiles(product.m, kTile);
+  const std::int64_t tiles = num_tiles(product, kTile);
   const std::int64_t clusters = num_clusters(device);
-  if (!has_symmetric90(device) || steps == 0 || tiles * product.batch > kMostTiles) return;
+  if (!has_product90(device) || !takes(product, "product90") || steps == 0 ||
+      tiles * product.batch > kMostTiles) {
+    return;
+  }
   const auto add = [&](std::int64_t runs) {
     found.push_back({estimate(shares_of(product, static_cast<int>(runs), device), clusters),
-                     {"symmetric90", static_cast<int>(runs)}});
+                     {"product90", static_cast<int>(runs)}});
   };
   add(1);
   const std::int64_t cut = tiles % clusters;
@@ -79,61 +86,71 @@ void add_candidates(std::vector<Estimate>& found, const Symmetric& product, int 
   if (clusters % cut != 0 && cut * steps >= 4 * clusters) add(clusters);
 }
 
-std::int64_t tickets(const Symmetric& product, const SymmetricChoice& choice, int device) {
+std::int64_t tickets(const Product& product, const ProductChoice& choice, int device) {
   return 2 * product.batch * num_cut(shares_of(product, choice.splits, device));
 }
 
-std::int64_t scratch_bytes(const Symmetric& product, const SymmetricChoice& choice, int device) {
+std::int64_t scratch_bytes(const Product& product, const ProductChoice& choice, int device) {
   const SharesOf shares = shares_of(product, choice.splits, device);
   return tickets(product, choice, device) * most_parts(shares) * kPartBytes;
 }
 
-void launch_one(const Symmetric& product, const SymmetricChoice& choice, void* workspace,
+TensorMap map_of(const Product& product, const Matrices& x, std::int64_t rows, bool transposed) {
+  return tensor_map({.data = x.data,
+                     .format = product.format,
+                     .batch = product.batch,
+                     .rows = transposed ? product.inner : rows,
+                     .cols = transposed ? rows : product.inner,
+                     .row_stride = x.row_stride,
+                     .batch_stride = x.batch_stride,
+                     .box_rows = transposed ? kProduct90Depth : kProduct90Tile});
+}
+
+const char* kernel_of(const Product& product) {
+  const bool fp16 = product.format == Half::kFp16;
+  if (product.symmetric) {
+    if (product.b_transposed)
+      return fp16 ? "symmetric90_transposed_f16" : "symmetric90_transposed_bf16";
+    return fp16 ? "symmetric90_f16" : "symmetric90_bf16";
+  }
+  if (product.b_transposed) return fp16 ? "full90_transposed_f16" : "full90_transposed_bf16";
+  return fp16 ? "full90_f16" : "full90_bf16";
+}
+
+void launch_one(const Product& product, const ProductChoice& choice, void* workspace,
                 std::uint32_t* zeros, int device, void* stream) {
-  Symmetric90Parameters parameters{};
+  Product90Parameters parameters{};
   parameters.product = parameters_of(product);
   parameters.product.partial = static_cast<float*>(workspace);
   parameters.product.tickets = zeros;
-  const bool transposed = product.transposed;
-  const auto map = [&](const Matrices& x) {
-    return tensor_map({.data = x.data,
-                       .format = product.format,
-                       .batch = product.batch,
-                       .rows = transposed ? product.inner : product.m,
-                       .cols = transposed ? product.m : product.inner,
-                       .row_stride = x.row_stride,
-                       .batch_stride = x.batch_stride,
-                       .box_rows = transposed ? kSymmetric90Depth : kSymmetric90Tile});
-  };
-  parameters.a = map(product.a);
-  parameters.b = product.a == product.b ? parameters.a : map(product.b);
+  parameters.a = map_of(product, product.a, product.m, product.a_transposed);
+  parameters.b = product.symmetric && product.a == product.b
+                     ? parameters.a
+                     : map_of(product, product.b, product.cols(), product.b_transposed);
   parameters.shares = shares_of(product, choice.splits, device);
   core::require(
       parameters.shares.num_runs <= num_cut(parameters.shares) * parameters.shares.num_steps,
-      "symmetric: choice.splits must be at most ",
+      "product: choice.splits must be at most ",
       num_cut(parameters.shares) * parameters.shares.num_steps, ", the steps that are cut; got ",
       choice.splits);
   parameters.most_parts = static_cast<int>(most_parts(parameters.shares));
   const std::int64_t units =
       product.batch * (std::int64_t{parameters.shares.num_whole} + parameters.shares.num_runs);
   const std::int64_t clusters = std::min(num_clusters(device), units);
-  const bool fp16 = product.format == Half::kFp16;
-  const char* const straight = fp16 ? "symmetric90_f16" : "symmetric90_bf16";
-  const char* const across = fp16 ? "symmetric90_transposed_f16" : "symmetric90_transposed_bf16";
-  launch({.kernel = transposed ? across : straight,
+  launch({.kernel = kernel_of(product),
           .grid_x = static_cast<unsigned>(2 * clusters),
           .grid_y = 1,
-          .threads = kSymmetric90Threads,
-          .shared_bytes = 4 * kSymmetric90SharedWords,
+          .threads = kProduct90Threads,
+          .shared_bytes = 4 * kProduct90SharedWords,
           .begins_early = true},
          &parameters, sizeof parameters, device, stream);
 }
 
 }  // namespace
 
-const SymmetricFamily& symmetric90() {
-  static constexpr SymmetricFamily kFamily{has,           kMaxRuns, add_candidates,
-                                           scratch_bytes, tickets,  launch_one};
+const ProductFamily& product90() {
+  static constexpr ProductFamily kFamily{has,           takes,   kMaxRuns,  add_candidates,
+                                         scratch_bytes, tickets, launch_one};
   return kFamily;
 }
 

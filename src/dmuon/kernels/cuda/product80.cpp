@@ -10,7 +10,8 @@ namespace {
 
 using core::divided_up;
 
-constexpr int kMaxSplits = 8;  // 2^20 rows have 2^27 tiles, and a tile may have 8 blocks along x
+// The most tiles are 2^27 of 64 x 64 in a triangle, and a tile may have 8 blocks along x.
+constexpr int kMaxSplits = 8;
 constexpr std::array kSplits{1, 2, 3, 4, 6, kMaxSplits};
 constexpr int kBlocksAtOnce = 2;  // of a multiprocessor, as symmetric80.cu asks for
 constexpr double kLaunchUs = 4;
@@ -19,15 +20,28 @@ constexpr double kFinishUs = 1;  // of a round of blocks
 // Multiply-adds of a multiprocessor in a microsecond, by what an H200 took.
 constexpr double kRate = 1.1e6;
 
+// Kernels of the library; null: none.
+struct Kernels {
+  const char* fp16;
+  const char* bf16;
+};
 struct Form {
   std::string_view name;
-  const char* fp16;  // kernels of the library
-  const char* bf16;
-  SymmetricTile shape;
+  ProductTile shape;
+  Kernels symmetric;
+  Kernels full;
+
+  const Kernels& of(const Product& product) const { return product.symmetric ? symmetric : full; }
 };
 constexpr std::array kForms{
-    Form{"symmetric80_128", "symmetric80_128_f16", "symmetric80_128_bf16", kSymmetric80Large},
-    Form{"symmetric80_64", "symmetric80_64_f16", "symmetric80_64_bf16", kSymmetric80Small},
+    Form{"product80_128",
+         kProduct80Large,
+         {"symmetric80_128_f16", "symmetric80_128_bf16"},
+         {"full80_128_f16", "full80_128_bf16"}},
+    Form{"product80_64",
+         kProduct80Small,
+         {"symmetric80_64_f16", "symmetric80_64_bf16"},
+         {nullptr, nullptr}},
 };
 
 const Form* find(const std::string& kernel) {
@@ -37,9 +51,14 @@ const Form* find(const std::string& kernel) {
 
 bool has(const std::string& kernel) { return find(kernel) != nullptr; }
 
+bool takes(const Product& product, const std::string& kernel) {
+  const bool has_layout = !product.a_transposed && (!product.b_transposed || !product.symmetric);
+  return has_layout && find(kernel)->of(product).fp16 != nullptr;
+}
+
 // Rounds of blocks that the device runs at once, times the multiplications of a block.
 double estimate(std::int64_t blocks, std::int64_t at_once, std::int64_t steps, int splits,
-                const SymmetricTile& shape) {
+                const ProductTile& shape) {
   const std::int64_t rounds = divided_up(blocks * splits, at_once);
   const auto multiplied =
       static_cast<double>(divided_up(steps, splits) * shape.tile * shape.tile * shape.depth);
@@ -47,11 +66,11 @@ double estimate(std::int64_t blocks, std::int64_t at_once, std::int64_t steps, i
          static_cast<double>(rounds) * (kBlocksAtOnce * multiplied / kRate + kFinishUs);
 }
 
-void add_candidates(std::vector<Estimate>& found, const Symmetric& product, int device) {
-  if (product.transposed) return;
+void add_candidates(std::vector<Estimate>& found, const Product& product, int device) {
   const std::int64_t at_once = std::int64_t{kBlocksAtOnce} * num_multiprocessors(device);
   for (const Form& form : kForms) {
-    const std::int64_t blocks = num_tiles(product.m, form.shape.tile) * product.batch;
+    if (!takes(product, std::string(form.name))) continue;
+    const std::int64_t blocks = num_tiles(product, form.shape.tile) * product.batch;
     const std::int64_t steps = divided_up(product.inner, form.shape.depth);
     for (const int splits : kSplits) {
       if (splits > 1 && (blocks * splits > at_once || splits > steps)) break;
@@ -61,24 +80,25 @@ void add_candidates(std::vector<Estimate>& found, const Symmetric& product, int 
   }
 }
 
-std::int64_t tickets(const Symmetric& product, const SymmetricChoice& choice, int) {
-  return product.batch * num_tiles(product.m, find(choice.kernel)->shape.tile);
+std::int64_t tickets(const Product& product, const ProductChoice& choice, int) {
+  return product.batch * num_tiles(product, find(choice.kernel)->shape.tile);
 }
 
-std::int64_t scratch_bytes(const Symmetric& product, const SymmetricChoice& choice, int device) {
+std::int64_t scratch_bytes(const Product& product, const ProductChoice& choice, int device) {
   const std::int64_t tile = find(choice.kernel)->shape.tile;
   return tickets(product, choice, device) * choice.splits * tile * tile * 4;
 }
 
-void launch_one(const Symmetric& product, const SymmetricChoice& choice, void* workspace,
+void launch_one(const Product& product, const ProductChoice& choice, void* workspace,
                 std::uint32_t* zeros, int device, void* stream) {
   const Form& form = *find(choice.kernel);
-  SymmetricParameters parameters = parameters_of(product);
-  parameters.num_tiles = static_cast<int>(num_tiles(product.m, form.shape.tile));
+  ProductParameters parameters = parameters_of(product);
+  parameters.num_tiles = static_cast<int>(num_tiles(product, form.shape.tile));
   parameters.splits = choice.splits;
   parameters.partial = static_cast<float*>(workspace);
   parameters.tickets = zeros;
-  launch({.kernel = product.format == Half::kFp16 ? form.fp16 : form.bf16,
+  const Kernels& kernels = form.of(product);
+  launch({.kernel = product.format == Half::kFp16 ? kernels.fp16 : kernels.bf16,
           .grid_x = static_cast<unsigned>(parameters.num_tiles * choice.splits),
           .grid_y = static_cast<unsigned>(product.batch),
           .threads = static_cast<unsigned>(form.shape.threads()),
@@ -88,9 +108,9 @@ void launch_one(const Symmetric& product, const SymmetricChoice& choice, void* w
 
 }  // namespace
 
-const SymmetricFamily& symmetric80() {
-  static constexpr SymmetricFamily kFamily{has,           kMaxSplits, add_candidates,
-                                           scratch_bytes, tickets,    launch_one};
+const ProductFamily& product80() {
+  static constexpr ProductFamily kFamily{has,           takes,   kMaxSplits, add_candidates,
+                                         scratch_bytes, tickets, launch_one};
   return kFamily;
 }
 

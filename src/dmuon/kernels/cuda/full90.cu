@@ -1,0 +1,16 @@
+// Full products of product.h for compute capability 9.0, by their names in the cubin. Compiled
+// without contraction into fused multiply-adds, as elementwise.cu.
+#include "dmuon/kernels/cuda/product90.h"
+
+using namespace dmuon::kernels::cuda;
+
+// A b that lies transposed, [inner][n], is X in Q X; a straight one, [n][inner], is Q in X Q.
+#define DMUON_FULL(name, format, transposed_b)                                                 \
+  extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kProduct90Threads, 1) \
+      name(const __grid_constant__ Product90Parameters p) {                                    \
+    device::Product90<device::format, false, transposed_b, device::FullResult>::run(p);        \
+  }
+DMUON_FULL(full90_f16, Fp16, false)
+DMUON_FULL(full90_bf16, BFloat16, false)
+DMUON_FULL(full90_transposed_f16, Fp16, true)
+DMUON_FULL(full90_transposed_bf16, BFloat16, true)
