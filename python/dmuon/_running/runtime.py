@@ -54,10 +54,8 @@ class Runtime:
         self.model = model
         self.ranks = dedication.ranks
         self.leaves: list[Leaf] = dedication.leaves
-        self.plan = plan
-        self.units = units
-        self.device = device
-        self.tuned = tuned
+        self.plan, self.units = plan, units
+        self.device, self.tuned = device, tuned
         self.whole = False  # inside full_params
         self.writes_back = False  # at the end of full_params
         self.is_averaged = False  # inside Ema.applied

@@ -47,8 +47,15 @@ void init_optim(py::module_& module) {
       .def("reports", &optim::BatchGraphs::reports)
       .def_property_readonly("num_captures", &optim::BatchGraphs::num_captures)
       .def_property_readonly("num_launches", &optim::BatchGraphs::num_launches);
-  module.def("muon_step", &optim::muon_step, py::arg("engine"), py::arg("groups"),
-             py::arg("group_of"), py::arg("applies"), py::arg("graphs") = nullptr, no_gil);
+  module.def(
+      "muon_step",
+      [](engine::Engine& engine, const std::vector<MuonGroup>& groups,
+         const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies,
+         const std::optional<std::shared_ptr<optim::BatchGraphs>>& graphs) {
+        optim::muon_step(engine, groups, group_of, applies, graphs.value_or(nullptr));
+      },
+      py::arg("engine"), py::arg("groups"), py::arg("group_of"), py::arg("applies"),
+      py::arg("graphs") = std::nullopt, no_gil);
   module.def("muon_update", &optim::muon_update, py::arg("master"), py::arg("momentum"),
              py::arg("gradient"), py::arg("group"), py::arg("applies"),
              py::arg("column_blocks") = 1, py::arg("transposed") = false,
