@@ -127,8 +127,15 @@ def test_a_bandwidth_shows_the_time_between_nodes_and_saves_the_plan_alone(succe
 
 @pytest.mark.parametrize("rate", ["1", "1GB", "0Gbit", "-1Gbit", "1Gibit", "1e3Gbit", "Gbit", "1Gbit extra"])
 def test_a_bandwidth_is_bits_a_second(complains, rate):
-    complains("--inter-bandwidth: expected bits a second such as", "plan", "--model", "pi0", "--mesh", "2x2",
-              f"--inter-bandwidth={rate}")
+    complains(
+        "--inter-bandwidth: expected bits a second such as",
+        "plan",
+        "--model",
+        "pi0",
+        "--mesh",
+        "2x2",
+        f"--inter-bandwidth={rate}",
+    )
 
 
 @pytest.mark.parametrize(("name", "begin"), [("plan.svg", b"<?xml"), ("plan.PNG", b"\x89PNG")])

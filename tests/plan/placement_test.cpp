@@ -275,5 +275,25 @@ TEST(Place, GivesNodesEqualBytesOfEveryUnit) {
   }
 }
 
+// One node has all large matrices, so the other has fewer bytes of each unit. It must not get all
+// its small matrices first, which would leave the late units to the other rank alone.
+TEST(Place, LetsNoRankGetAheadOfTheOthersOfItsColumn) {
+  Inventory inventory;
+  for (int unit = 0; unit < 8; ++unit) {
+    inventory.push_back({core::message(unit, "large"), {1, 16, 4}, unit});
+    inventory.push_back({core::message(unit, "small"), {1, 4, 4}, unit});
+  }
+  const CostTable costs{"by hand", {{{16, 4}, {{1, 10}}}, {{4, 4}, {{1, 5}}}}};
+  PlanOptions options;
+  options.lookahead = 1;  // with windows, exchanges would help
+  const Plan plan =
+      make_plan_from_counts(inventory, {2, 1}, "by hand", {{8, 4}, {0, 4}}, costs, options);
+  int num_early = 0;
+  for (int unit = 0; unit < 4; ++unit) {
+    num_early += plan.owner[ParameterIndex(2 * unit + 1)] != plan.owner[ParameterIndex(0)] ? 1 : 0;
+  }
+  EXPECT_EQ(num_early, 3);
+}
+
 }  // namespace
 }  // namespace dmuon::plan

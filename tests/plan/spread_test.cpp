@@ -121,10 +121,10 @@ TEST(Spread, SaysWhatNodesAndColumnsHaveOfEachUnit) {
   PlanOptions options;
   options.weight_bytes = 2;
   Inventory inventory = {
-      {"a", {1, 2, 3}, 7}, {"b", {1, 5, 1}, 4}, {"c", {1, 1, 4}, 7}, {"d", {1, 8, 1}, 7}};
+      {"a", {1, 2, 3}, 7}, {"b", {1, 5, 1}, 4}, {"c", {1, 1, 4}, 7}, {"d", {1, 12, 1}, 7}};
   inventory[ParameterIndex(3)].column = Shard(1);
   const Spread found = spread(inventory, {2, 2}, {Owner(0), Owner(1), Owner(2), Owner(3)}, options);
-  EXPECT_EQ(found.units, (std::vector<UnitSpread>{{7, 36, 24, 12, 20}, {4, 10, 10, 0, 10}}));
+  EXPECT_EQ(found.units, (std::vector<UnitSpread>{{7, 44, 32, 12, 20}, {4, 10, 10, 0, 10}}));
 }
 
 }  // namespace

@@ -45,8 +45,7 @@ TEST(WireTime, MeetsItsBoundOnlyIfNodesSendEquallyMuch) {
   EXPECT_DOUBLE_EQ(uneven.bound_ms, even.bound_ms);
 }
 
-// Three bytes go to three nodes, on eight nodes three times down a tree. With two bytes at one node
-// every other node still receives four.
+// Three bytes go to three nodes, on eight nodes three times down a tree.
 TEST(WireTime, CountsTheCopiesThatAnOwnerSends) {
   EXPECT_DOUBLE_EQ(wire_time(by_hand(4, {0, 1, 2, 3}), kBytesPerS).publish_ms, 3 * 3 + 3 * 2);
   EXPECT_DOUBLE_EQ(wire_time(by_hand(8, {0, 1, 2, 3}), kBytesPerS).publish_ms, 3 * 3 + 3 * 2);
@@ -56,12 +55,22 @@ TEST(WireTime, CountsTheCopiesThatAnOwnerSends) {
   EXPECT_DOUBLE_EQ(wire_time(plan, kBytesPerS).route_ms, 4 * (3 * 3 + 3 * 2));
   plan.options.on_cpu = true;
   EXPECT_DOUBLE_EQ(wire_time(plan, kBytesPerS).route_ms, 4 * 7 * (3 + 2));
-  Plan received = by_hand(8, {0, 1, 2, 3});
-  received.inventory[ParameterIndex(0)].view.rows = 1;
-  received.inventory[ParameterIndex(1)].view.rows = 9;  // 3 copies of 9 bytes, or 10 received
-  received.owner[ParameterIndex(1)] = Owner(0);
-  received.spread = spread(received.inventory, received.mesh, received.owner, received.options);
-  EXPECT_DOUBLE_EQ(wire_time(received, kBytesPerS).publish_ms, 3 * 10 + 3 * 2);
+}
+
+// Eight nodes own a byte each: they receive seven, and send three down their trees.
+TEST(WireTime, CountsWhatNodesReceive) {
+  Plan plan = by_hand(8, {0, 1, 2, 3});
+  plan.inventory.resize(0);
+  plan.owner.resize(0);
+  for (int node = 0; node < 8; ++node) {
+    plan.inventory.push_back({std::to_string(node), {1, 1, 1}, 0});
+    plan.owner.emplace_back(node);
+  }
+  plan.spread = spread(plan.inventory, plan.mesh, plan.owner, plan.options);
+  const WireTime time = wire_time(plan, kBytesPerS);
+  EXPECT_DOUBLE_EQ(time.publish_ms, 7);
+  EXPECT_DOUBLE_EQ(time.route_ms, 4 * 7);
+  EXPECT_DOUBLE_EQ(time.bound_ms, 5 * 7);
 }
 
 TEST(WireTime, CountsEveryPublicationOfAStep) {
