@@ -56,8 +56,7 @@ class Runtime:
         self.leaves: list[Leaf] = dedication.leaves
         self.plan, self.units = plan, units
         self.device, self.tuned = device, tuned
-        self.whole = False  # inside full_params
-        self.writes_back = False  # at the end of full_params
+        self.whole = self.writes_back = False  # inside full_params; at its end
         self.is_averaged = False  # inside Ema.applied
         self.offloaded = False
         self.last_met: int | None = None  # leaf, by an operation in the forward that runs
