@@ -86,7 +86,9 @@ def share_hidden(result, phases, of=frozenset({"intra", "inter"}), waits=WAITS):
     busy = waiting = 0.0
     for rank in range(4):
         mine = [(lane, kind, begin, end) for r, lane, kind, _, _, begin, end in result["spans"] if r == rank]
-        windows = [("phase", "", begin, end) for r, name, begin, end in result["phases"] if r == rank and name in phases]
+        windows = [
+            ("phase", "", begin, end) for r, name, begin, end in result["phases"] if r == rank and name in phases
+        ]
         edges = sorted({time for *_, begin, end in mine + windows for time in (begin, end)})
         for begin, end in itertools.pairwise(edges):
             inside = [(lane, kind) for lane, kind, left, right in mine + windows if left <= begin and end <= right]
