@@ -12,7 +12,7 @@
 
 #include "dmuon/core/error.h"
 #include "dmuon/kernels/cuda/elementwise.h"
-#include "dmuon/kernels/cuda/symmetric.h"
+#include "dmuon/kernels/cuda/product.h"
 #include "tests/kernels/cuda/gpu.h"
 
 namespace dmuon::kernels::cuda {
@@ -76,14 +76,14 @@ struct Update {
                .applies = applies.data()},
               0, stream);
     const Matrices operand{x.data(), kSide, 0};
-    const Symmetric product{.m = kSide,
-                            .inner = kSide,
-                            .a = operand,
-                            .b = operand,
-                            .out = r.data(),
-                            .out_row_stride = kSide,
-                            .scale = square.data()};
-    symmetric(product, candidates(product, 0).front(), nullptr, nullptr, 0, stream);
+    const Product product{.m = kSide,
+                          .inner = kSide,
+                          .a = operand,
+                          .b = operand,
+                          .out = r.data(),
+                          .out_row_stride = kSide,
+                          .scale = square.data()};
+    compute(product, candidates(product, 0).front(), nullptr, nullptr, 0, stream);
     move_weights({.rows = kSide,
                   .cols = kSide,
                   .w = weights.data(),
