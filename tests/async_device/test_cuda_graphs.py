@@ -1,11 +1,12 @@
 """Batches in CUDA graphs of the fake driver: training has the bits of launches, and graphs follow what changes.
 
-Without a full product of dmuon's own no iteration is in a graph, so the rule here is Muon's without one: a normalised
-momentum. The asynchronous device refuses an operator or an allocation of PyTorch in a capture.
+Only an iteration by cuda_full or cuda_fused is in a graph. It takes long in the emulator, so most tests have Muon's rule
+without one: a normalised momentum. The asynchronous device refuses an operator or an allocation of PyTorch in a capture.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any, NamedTuple
 from unittest import mock
@@ -43,15 +44,16 @@ def gpus():
     pool.close()
 
 
-def without_iteration(group: dict[str, Any], device: torch.device, tuned: Any = None) -> _C.MuonGroup:
-    """The group with no steps of Newton-Schulz: all kernels of its batches are dmuon's."""
+def group_by(products: str, group: dict[str, Any], device: torch.device, tuned: Any = None) -> _C.MuonGroup:
+    """The group with two steps of Newton-Schulz by these products; with none by "aten"."""
+    panel_rows = 0 if products == "aten" else 128
     return _C.MuonGroup(
         **{name: float(group[name]) for name in ("lr", "weight_decay", "momentum", "eps")},
         nesterov=group["nesterov"],
-        coefficients=[],
+        coefficients=[] if products == "aten" else [(3.4445, -4.7750, 2.0315)] * 2,
         adjust_lr_fn="original",
         ns_dtype=torch.float16,
-        choices={sides: choice_of("aten", "DIRECT", True, 0, "cuda") for sides in SHAPES},
+        choices={sides: choice_of(products, "DIRECT", True, panel_rows, "cuda") for sides in SHAPES},
     )
 
 
@@ -78,12 +80,14 @@ def set_hyperparameters(optimizer: Any, numbers: tuple[float, ...]) -> None:
             group["lr"], group["weight_decay"], group["momentum"] = numbers[:3]
 
 
-def train(mesh: Any, iterates: bool = False, without: int | None = None, clips: bool = True) -> Trained:
+def train(
+    mesh: Any, iterates: bool = False, without: int | None = None, clips: bool = True, products: str = "aten"
+) -> Trained:
     """Trains STEPS. In the step `without` one matrix of each shape has no gradient."""
     rank, size = place_of(mesh)
     model, optimizer = started(mesh)
     states, stats = [], []
-    make_group = native_group if iterates else without_iteration
+    make_group = native_group if iterates else functools.partial(group_by, products)
     with mock.patch("dmuon._running.muon.native_group", make_group), dmuon.profile(model) as profile:
         for number, numbers in enumerate(STEPS):
             set_hyperparameters(optimizer, numbers)
@@ -133,6 +137,20 @@ def test_graphs_train_with_the_bits_of_launches(gpus, tmp_path, order, clips):
         # The first step measures, the second captures, and nothing that changes later is in the key.
         assert counts(one, "graphs_captured") == [0, *[batches] * 4]
         assert counts(one, "graphs_launched") == [batches * number for number in range(5)]
+
+
+@pytest.mark.parametrize("products", ["cuda_full", "cuda_fused"])
+def test_graphs_hold_iterations_by_the_kernels_products(gpus, tmp_path, products):
+    launched = gpus.run(run, (2,), graphs=False, folder=tmp_path, products=products)
+    graphs = gpus.run(run, (2,), graphs=True, folder=tmp_path, products=products)
+    require_equal(graphs, launched)
+    # On 8.0 ATen multiplies X' X of tall matrices.
+    reports = [{report.split(": ", 1)[1] for report in one.reports} for one in graphs]
+    assert reports == [{"a graph"}, {"a graph", "launches: PyTorch multiplies matrices"}]
+    for one in graphs:
+        held = sum(report.endswith(": a graph") for report in one.reports)
+        assert held > 0
+        assert counts(one, "graphs_launched") == [held * number for number in range(5)]
 
 
 def test_a_matrix_without_a_gradient_makes_another_graph(gpus, tmp_path):
