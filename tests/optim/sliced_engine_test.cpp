@@ -251,7 +251,7 @@ TEST(Update, EndsTheWaitsOfOthersWhereItFailsOnARank) {
       } catch (const core::CommError& error) {
         const std::string message = error.what();
         EXPECT_NE(message.find("rank 1 of the mesh"), std::string::npos) << message;
-        EXPECT_NE(message.find("is over: no memory"), std::string::npos) << message;
+        EXPECT_NE(message.find("has failed: no memory"), std::string::npos) << message;
       }
       ++num_raised;
     });

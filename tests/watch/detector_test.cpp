@@ -123,7 +123,7 @@ TEST_F(DetectorTest, FindsAWaitForAnOperationThatARankTakesBack) {
     rank(number).reach(What::kOperation, "publish of 'b'", now_);
   }
   rank(0).begin_wait(What::kOperation, 2, "publish of 'b'", now_);
-  rank(1).end_after(1, "its update has failed");
+  rank(1).end_after(1, 0, "its update has failed");
   EXPECT_EQ(rank(1).report(1).words, (std::deque<std::string>{"publish of 'a'"}));
   EXPECT_EQ(rank(1).report(1).hashes.size(), 1U);
   reports_[1] = rank(1).report(1);

@@ -68,7 +68,8 @@ void Executor::finish_update(Kind kind, const schedule::Subject& subject, const 
 void Executor::tell_of_failed_update(const std::string& why) {
   for (const core::BatchIndex batch : batches_.indices()) {
     if (!batches_[batch][Kind::kApply].done.has_failed()) continue;
-    mesh_.watch->over_after(before_update_, described(batch) + " has failed: " + why);
+    mesh_.watch->over_after(before_update_, num_updates_ - 1,
+                            described(batch) + " has failed: " + why);
     return;
   }
 }

@@ -1,5 +1,6 @@
 #include "dmuon/watch/detector.h"
 
+#include <algorithm>
 #include <tuple>
 
 #include "dmuon/core/error.h"
@@ -59,8 +60,11 @@ bool Detector::end(const std::string& why, bool failed) {
   return true;
 }
 
-void Detector::end_after(std::int64_t last, const std::string& why) {
-  if (end(why)) own_.take_back_to(last);
+void Detector::end_after(std::int64_t operation, std::int64_t update, const std::string& why) {
+  if (!end(why)) return;
+  own_.take_back_to(operation);
+  std::int64_t& updates = own_.reached[static_cast<std::size_t>(Rendezvous::kUpdate)];
+  updates = std::min(updates, update);
 }
 
 Report Detector::report(std::int64_t now_ms) const {

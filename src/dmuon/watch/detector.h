@@ -82,8 +82,9 @@ class Detector {
   ///                comparison, agreement or update in which it waits: these pass words or slices
   ///                on from rank to rank, so others may wait for them still.
   bool end(const std::string& why, bool failed = false);
-  /// As end(). The rank's operations after number `last`, to which it has come, do not happen.
-  void end_after(std::int64_t last, const std::string& why);
+  /// As end(). The rank has come to operations and updates beyond these numbers, which do not
+  /// happen.
+  void end_after(std::int64_t operation, std::int64_t update, const std::string& why);
 
   Report report(std::int64_t now_ms) const;
   std::int64_t num_operations() const;

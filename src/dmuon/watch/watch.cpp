@@ -134,8 +134,8 @@ bool Watch::over(const std::string& why) {
   return end([&](Detector* of) { of->end(why); });
 }
 
-bool Watch::over_after(std::int64_t last, const std::string& why) {
-  return end([&](Detector* of) { of->end_after(last, why); });
+bool Watch::over_after(std::int64_t operation, std::int64_t update, const std::string& why) {
+  return end([&](Detector* of) { of->end_after(operation, update, why); });
 }
 
 bool Watch::end(const std::function<void(Detector*)>& tell) {
