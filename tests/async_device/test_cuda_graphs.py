@@ -1,7 +1,8 @@
 """Batches in CUDA graphs of the fake driver: training has the bits of launches, and graphs follow what changes.
 
-Only an iteration by cuda_full or cuda_fused is in a graph. It takes long in the emulator, so most tests have Muon's rule
-without one: a normalised momentum. The asynchronous device refuses an operator or an allocation of PyTorch in a capture.
+Only an iteration by cuda_full or cuda_fused is in a graph. It takes long in the emulator, so most tests have Muon's
+rule without one: a normalised momentum. The asynchronous device refuses an operator or an allocation of PyTorch in a
+capture.
 """
 
 from __future__ import annotations

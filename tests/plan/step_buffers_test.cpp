@@ -70,6 +70,8 @@ TEST(BufferEvents, CountALateUpdateInTheForward) {
   EXPECT_EQ(peaks(buffer_events(equal_units(3, 1, 2), options), bytes).at_update, 10);
   options.late_updates = true;
   EXPECT_EQ(peaks(buffer_events(equal_units(3, 1, 2), options), bytes).at_update, 1100);
+  const auto on_device = buffer_events(equal_units(3, 1, 2), options, /*on_cpu=*/false);
+  EXPECT_EQ(peaks(on_device, bytes).at_update, 0);  // issued before the first weights travel
 }
 
 // Whatever the options.

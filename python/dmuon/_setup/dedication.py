@@ -51,8 +51,8 @@ class Dedication:
     attributes: Attributes | None  # until Muon
     former: WeakIdKeyDictionary  # names of parameters that the model had, and that users may still have
     replaced: dict[int, str]  # names of those that an earlier fully_shard has replaced, by FSDP2's numbers
+    late_updates: bool | None  # as given; `schedule` has it from Muon on
     meta_start: MetaStart | None = None  # until Muon, if the model was built on the meta device
-    late_updates: bool | None = None  # as given; `schedule` has it from Muon on
     ablation: Ablation = dataclasses.field(default_factory=Ablation)
     guards: list[Handle] = dataclasses.field(default_factory=list)  # against early use
     runtime: Any = None  # from Muon on a Runtime, whose class this package may not import
@@ -175,8 +175,7 @@ def dedicate_params(
     ranks = resolve_ranks(mesh, plain, timeout, functools.partial(tensor_mesh_of, plain))
     step = (node_copy, lookahead, max_units_in_flight, reshard_after_forward, late_updates)
     planning = Planning(strategy, plan, costs, layout_slack, max_memory_bytes)
-    across_ranks = AcrossRanks(sync_from_rank0, gradient_divide_factor)
-    policy = mp_policy or MixedPrecisionPolicy()
+    across_ranks, policy = AcrossRanks(sync_from_rank0, gradient_divide_factor), mp_policy or MixedPrecisionPolicy()
     with agreement(ranks, "dedicate_params") as facts:
         model = plain_module(model, "dedicate_params")
         check_mesh(mesh)
@@ -194,11 +193,10 @@ def dedicate_params(
     _warn(ranks, model, mesh, table)
     known = {m: {k: p.requires_grad for k, p in m._parameters.items() if p is not None} for m in model.modules()}
     on_meta = any(parameter.is_meta for parameter in model.parameters())
-    attributes, names = Attributes(known), (former_parameters(model), replaced_by_fsdp(model))
+    attributes, last = Attributes(known), (former_parameters(model), replaced_by_fsdp(model), late_updates)
     dedication = Dedication(
-        ranks, mesh, leaves, table, policy, planning, across_ranks, schedule, known, chosen, attributes, *names
+        ranks, mesh, leaves, table, policy, planning, across_ranks, schedule, known, chosen, attributes, *last
     )
-    dedication.late_updates = late_updates
     dedication.guards += [*guards(model, leaves), *attributes.handles]
     release(leaves, model)
     for place in [place for leaf in leaves for place in leaf.places]:

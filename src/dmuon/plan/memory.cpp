@@ -78,7 +78,7 @@ core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
     for (const Shard column : mesh.shards())
       column_elements[column] += packing.column_elements(column);
   }
-  const std::vector<BufferEvent> events = buffer_events(layout, options);
+  const std::vector<BufferEvent> events = buffer_events(layout, options, options.on_cpu);
   // Without inboxes alike on all ranks of a column.
   core::Vector<Slot, BufferPeaks> peaks;
   for (const Slot slot : core::Indices<Slot>(options.on_cpu ? mesh.num_slots() : mesh.num_shards)) {

@@ -19,8 +19,9 @@ constexpr int kSteps = 3;
 // Records what engine::Executor does to buffers at each operation.
 class Recorder final : public schedule::Performer {
  public:
-  Recorder(bool has_inter, bool copies_nodes)
-      : has_inter_(has_inter), copies_nodes_(copies_nodes) {}
+  /// @param issues_updates  a late update takes and frees its memory when it is issued.
+  Recorder(bool has_inter, bool copies_nodes, bool issues_updates)
+      : has_inter_(has_inter), copies_nodes_(copies_nodes), issues_updates_(issues_updates) {}
 
   void take(core::UnitIndex unit, Buffer buffer) {
     events_.push_back({BufferEvent::Kind::kTake, unit, buffer});
@@ -33,7 +34,7 @@ class Recorder final : public schedule::Performer {
     if (operation.kind == Kind::kFinishUpdate) --updates_;
     const bool waits = operation.kind == Kind::kFinishUpdate ||
                        (operation.kind == Kind::kAwaitWeights && updates_ > 0);
-    if (waits) events_.push_back({BufferEvent::Kind::kUpdate});
+    if (issues_updates_ ? operation.kind == Kind::kApply : waits) events_.push_back({BufferEvent::Kind::kUpdate});
     if (schedule::is_on_batch(operation.kind)) return;
     const core::UnitIndex unit = operation.unit();
     switch (operation.kind) {
@@ -79,6 +80,7 @@ class Recorder final : public schedule::Performer {
 
   bool has_inter_;
   bool copies_nodes_;
+  bool issues_updates_;
   int updates_ = 0;  // batches that compute has not waited for
   std::vector<BufferEvent> events_;
 };
@@ -114,8 +116,9 @@ class Pool {
 }  // namespace
 
 std::vector<BufferEvent> buffer_events(const schedule::Layout& layout,
-                                       const schedule::StepOptions& options) {
-  Recorder recorder(layout.has_inter(), options.node_copy && layout.has_inter());
+                                       const schedule::StepOptions& options, bool on_cpu) {
+  Recorder recorder(layout.has_inter(), options.node_copy && layout.has_inter(),
+                    options.late_updates && !on_cpu);
   const core::Indices<core::UnitIndex> units = layout.units.indices();
   schedule::Batches batches;
   for (const core::UnitIndex unit : units) batches.push_back({unit});

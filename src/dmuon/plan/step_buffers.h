@@ -24,9 +24,11 @@ struct BufferEvent {
 
 /// The first steps of a training in which each unit is used once a pass, in order: what
 /// schedule::Resolver decides, which decides for the engine too. Alike on all ranks.
+/// A late update is counted up to the use of its weights on CPUs, whose threads run it in the
+/// forward. Elsewhere it has taken and freed its memory when step() has issued it.
 /// @param layout  of units that are not empty.
 std::vector<BufferEvent> buffer_events(const schedule::Layout& layout,
-                                       const schedule::StepOptions& options);
+                                       const schedule::StepOptions& options, bool on_cpu = true);
 
 /// Bytes of packed buffers over these events.
 struct BufferPeaks {
