@@ -196,7 +196,7 @@ ENGINE = (
     Planted(
         "update_without_the_factor",
         MUON_STEP,
-        ".gradient_factor = gradient_factor_};",
+        ".gradient_factor = gradient_factor};",
         ".gradient_factor = {}};",
         "Gradients are clipped for those who read them, but momenta take them as they were.",
     ),
