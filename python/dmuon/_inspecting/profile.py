@@ -87,13 +87,12 @@ class Profile:
             f"{self.num_steps} steps on {len(self._records)} ranks ({self._mesh}); ms a rank and step",
             f"{'':18} {'time':>8} {'lanes busy':>11} {'compute waits':>14} {'hidden':>8}",
         ]
-        for phase in (*PHASES, None):
-            busy, waiting, all_of_it = (1e3 * seconds / shares for seconds in self._seconds(phase))
-            hidden = "" if busy == 0 else f"{self.hidden(phase):.0%}"
-            lines.append(f"{phase or 'all':18} {all_of_it:8.2f} {busy:11.2f} {waiting:14.2f} {hidden:>8}")
-        busy, waiting, _ = (1e3 * seconds / shares for seconds in self._seconds(None, "updates"))
-        hidden = "" if busy == 0 else f"{self.hidden(of='updates'):.0%}"
-        lines.append(f"{'all, the updates':18} {'':8} {busy:11.2f} {waiting:14.2f} {hidden:>8}")
+        rows = [(phase or "all", phase, "messages") for phase in (*PHASES, None)]
+        for name, phase, of in [*rows, ("all, the updates", None, "updates")]:
+            busy, waiting, all_of_it = (1e3 * seconds / shares for seconds in self._seconds(phase, of))
+            time = f"{all_of_it:8.2f}" if of == "messages" else ""
+            hidden = "" if busy == 0 else f"{1 - waiting / busy:.0%}"
+            lines.append(f"{name:18} {time:8} {busy:11.2f} {waiting:14.2f} {hidden:>8}")
         lines.append(f"{'':18} {'lane':>8} {'a step':>11} {'ms a step':>14} {'longest':>8}")
         for lane in LANES:
             for kind in dict.fromkeys(span.kind for span in self.spans if span.lane == lane):
