@@ -34,7 +34,8 @@ class Recorder final : public schedule::Performer {
     if (operation.kind == Kind::kFinishUpdate) --updates_;
     const bool waits = operation.kind == Kind::kFinishUpdate ||
                        (operation.kind == Kind::kAwaitWeights && updates_ > 0);
-    if (issues_updates_ ? operation.kind == Kind::kApply : waits) events_.push_back({BufferEvent::Kind::kUpdate});
+    if (issues_updates_ ? operation.kind == Kind::kApply : waits)
+      events_.push_back({BufferEvent::Kind::kUpdate});
     if (schedule::is_on_batch(operation.kind)) return;
     const core::UnitIndex unit = operation.unit();
     switch (operation.kind) {
