@@ -23,7 +23,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.gpt import GPT, GPTConfig, Towers
+from bench.gpt import GPT, GPTConfig, Towers, multiplies_bf16
 from bench.muon_ag import MuonAG
 from bench.text import Text
 
@@ -168,7 +168,7 @@ class Contender:
         self.name, self.num_steps = name, 0
         self._text, self._cluster = text, cluster
         # Without a mesh there is no FSDP2 to cast for us.
-        self._autocast = dtype == "bf16" and cluster.mesh is None
+        self._autocast = dtype == "bf16" and cluster.mesh is None and multiplies_bf16()
         mp_policy = MixedPrecisionPolicy()
         if dtype == "bf16" and cluster.mesh is not None:
             mp_policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

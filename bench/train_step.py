@@ -3,9 +3,10 @@
     torchrun --nproc-per-node 4 bench/train_step.py --mesh 2x2 --json out/bench/2x2.json
     python bench/train_step.py --mesh 1  # FSDP2 on one rank
 
-"host" is the time until the host has issued a step, on a GPU; on CPUs it is the step's time. The first step of every
-block is not timed, see Contender.train. The ratio to AdamW is the median over the rounds of paired block times, with
-its order-statistic 95 % interval.
+"alone" is what the busiest link between nodes would take for the step's bytes, and this machine's processors for the
+time of all ranks: no step is shorter. "host" is the time until the host has issued a step, on a GPU; on CPUs it is the
+step's time. The first step of every block is not timed, see Contender.train. The ratio to AdamW is the median over the
+rounds of paired block times, with its order-statistic 95 % interval.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from bench.contender import (
     mean_times,
     open_cluster,
 )
-from bench.gpt import GPTConfig
+from bench.gpt import GPTConfig, multiplies_bf16
 from bench.interleave import Ratio, orders, paired_ratio
 from bench.muon_ag import best_orthogonalize
 from bench.provenance import provenance
 from bench.text import Text, load_text
-from bench.traffic import Traffic, read_traffic
+from bench.usage import Usage, processor_seconds, read_usage, wire_seconds
 
 PARTS = ("step", "forward", "backward", "optimizer", "host")
 WARM_STEPS = 4
@@ -57,7 +58,7 @@ class Samples:
     """One contender's times, by round."""
 
     blocks: list[list[StepTimes]] = field(default_factory=list)
-    traffic: list[list[Traffic]] = field(default_factory=list)  # [rank] of a whole block, untimed step included
+    usage: list[list[Usage]] = field(default_factory=list)  # [rank] of a whole block, untimed step included
     stats: list[dict[str, float]] = field(default_factory=list)  # [rank], not by round: dmuon's counters, per step
 
     def median_ms(self, part: str) -> float:
@@ -67,9 +68,9 @@ class Samples:
     def block_seconds(self) -> list[float]:
         return [statistics.fmean(times.step for times in block) for block in self.blocks]
 
-    def sent(self, kind: str) -> list[float]:
-        """Bytes of a block, by rank: its node's, because the kernel counts by node; the median over the rounds."""
-        return [statistics.median(getattr(one, kind) for one in blocks) for blocks in zip(*self.traffic, strict=True)]
+    def used(self, kind: str) -> list[float]:
+        """What a block used, by rank; bytes are its node's, as the kernel counts them. The median over the rounds."""
+        return [statistics.median(getattr(one, kind) for one in blocks) for blocks in zip(*self.usage, strict=True)]
 
     def mean_stats(self) -> dict[str, float]:
         """Averages the statistics over the ranks."""
@@ -121,6 +122,8 @@ def prepare(options: argparse.Namespace) -> tuple[Setting, dict[str, Any]]:
     if cluster.tensor is not None:
         facts["mesh"] += f", tensor parallelism over {options.tp}"
     facts["model"] = f"{config}, batch {options.batch} a rank, {options.dtype}"
+    if options.dtype == "bf16" and not multiplies_bf16():
+        facts["model"] += ", products in fp32: this processor has none in bf16"
     facts["design"] = f"{options.rounds} rounds of 1 + {options.steps} steps; ms are medians over timed steps"
     return Setting(cluster, config, text, options.dtype), facts
 
@@ -175,12 +178,12 @@ def measure(contenders: dict[str, Contender], options: argparse.Namespace, clust
         for name in order:
             cluster.barrier()
             time.sleep(SETTLE_S)
-            start = read_traffic()
+            start = read_usage()
             times, _ = contenders[name].train(1 + options.steps)
             settle(contenders[name])
             cluster.barrier()
             time.sleep(SETTLE_S)
-            samples[name].traffic.append(cluster.gather(read_traffic() - start))
+            samples[name].usage.append(cluster.gather(read_usage() - start))
             samples[name].blocks.append(mean_times(cluster.gather(times[1:])))
     num_steps = options.rounds * (1 + options.steps)
     for name, contender in contenders.items():
@@ -202,8 +205,11 @@ def summarise(samples: dict[str, Samples], steps_a_block: int, base: str = "adam
             row[f"ratio_to_{base}"] = asdict(paired_ratio(one.block_seconds(), samples[base].block_seconds()))
             row[f"above_{base}_ms"] = {part: row[f"{part}_ms"] - samples[base].median_ms(part) for part in PARTS}
         for kind in ("intra", "inter"):
-            sent = [node / num_local_ranks / steps_a_block for node in one.sent(kind)]
+            sent = [node / num_local_ranks / steps_a_block for node in one.used(kind)]
             row[f"sent_{kind}_bytes"], row[f"sent_{kind}_bytes_max"] = statistics.fmean(sent), max(sent)
+        wire = wire_seconds(one.used("inter"), one.used("received"))
+        row["wire_ms"] = None if wire is None else 1e3 * wire / steps_a_block
+        row["processors_ms"] = 1e3 * processor_seconds(one.used("cpu_s")) / steps_a_block
         row["block_seconds"] = one.block_seconds()
         row["stats"], row["mean_stats"] = one.stats[0], one.mean_stats()
         row["hidden_share"] = hidden_share(row["mean_stats"])
@@ -238,14 +244,20 @@ def show_waits(label: str, row: dict[str, Any]) -> None:
 
 def show(summary: dict[str, Any]) -> None:
     columns = f"{'step':>9}{'forward':>9}{'backward':>9}{'optim':>9}{'host':>9}  {'x AdamW':22}"
-    print(f"{'':9}{columns}{'MB sent: intra, max':>21}{'inter, max':>16}")
+    print(f"{'':9}{columns}{'MB sent: intra, max':>21}{'inter, max':>16}{'alone: wire':>13}{'processors':>12}")
     for name, row in summary.items():
         ratio = str(Ratio(**row["ratio_to_adamw"])) if "ratio_to_adamw" in row and name != "adamw" else ""
         intra, intra_max, inter, inter_max = (
             row[f"sent_{kind}_bytes{which}"] / 1e6 for kind in ("intra", "inter") for which in ("", "_max")
         )
         sent = f"{intra:14.2f}{intra_max:7.2f}{inter:9.2f}{inter_max:7.2f}"
-        print(f"{label_of(name):9}" + "".join(f"{row[f'{part}_ms']:9.1f}" for part in PARTS) + f"  {ratio:22}{sent}")
+        wire = "" if row["wire_ms"] is None else f"{row['wire_ms']:.1f}"
+        alone = f"{wire:>13}{row['processors_ms']:12.1f}"
+        print(
+            f"{label_of(name):9}"
+            + "".join(f"{row[f'{part}_ms']:9.1f}" for part in PARTS)
+            + f"  {ratio:22}{sent}{alone}"
+        )
     for name, row in summary.items():
         if "above_adamw_ms" in row and name != "adamw":
             show_above(label_of(name), "AdamW", row["above_adamw_ms"])

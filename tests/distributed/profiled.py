@@ -62,6 +62,7 @@ def record(mesh: Any, schedule: dict[str, Any] = AHEAD, steps: int = 1, folder: 
         "num_steps": profile.num_steps,
         "spent": {key: after[key] - before[key] for key in after},
         "hidden": {phase: profile.hidden(phase) for phase in ("forward", "backward", "step", "between steps", None)},
+        "overlap": dataclasses.astuple(profile.overlap()),
         "hidden_updates": profile.hidden(of="updates"),
         "summary": profile.summary(),
         "schedule": schedule,

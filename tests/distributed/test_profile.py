@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from dmuon._inspecting.profile import Overlap, Profile
+from dmuon._inspecting.recorder import Record, Span
 from models import make_gpt
 from profiled import MESHES, Trained, raised, record, spans_of
 
@@ -118,8 +120,34 @@ def test_what_is_hidden_is_the_share_of_busy_lanes_without_a_wait(ranks):
             assert row.endswith("" if math.isnan(hidden[phase]) else f" {hidden[phase]:.0%}")
         assert rows[5].startswith("all, the updates")
         assert rows[5].endswith(f" {results[0]['hidden_updates']:.0%}")
-        kinds = {row[:15].strip() for row in rows[6:]}
+        assert rows[11].split()[0] == "all" and f" {1e3 * results[0]['overlap'][1]:.2f} " in rows[11]
+        kinds = {row[:15].strip() for row in rows[12:]}
         assert {"publish inter", "publish intra", "route inter", "route intra", "optimizer step"} <= kinds
+
+
+def test_overlap_tells_when_the_wire_and_compute_were_busy():
+    def span(lane, kind, begin, end):
+        return Span(0, lane, kind, "", begin, begin, end)
+
+    spans = [
+        span("compute", "forward", 1, 6),
+        span("compute", "await weights", 3, 5),  # of a unit inside
+        span("inter", "publish inter", 2, 4),
+        span("intra", "publish intra", 0, 9),
+        span("compute", "backward", 7, 9),
+        span("inter", "route inter", 8, 9.5),
+        span("compute", "finish update", 8.5, 9),
+    ]
+    profile = Profile()
+    profile.spans = spans
+    profile._records = [Record(0, spans, [("forward", 0, 6.5), ("backward", 6.5, 10)], [(0, 5), (5, 10)])]
+    assert profile.overlap("forward") == Overlap(both=1 / 2, wire=1 / 2, compute=2 / 2, neither=2.5 / 2)
+    assert profile.overlap("backward") == Overlap(both=0.5 / 2, wire=1 / 2, compute=1 / 2, neither=1 / 2)
+    assert profile.overlap() == Overlap(both=1.5 / 2, wire=2 / 2, compute=3 / 2, neither=3.5 / 2)
+    # A mesh of one node has no lane between nodes.
+    profile.spans = [span for span in spans if span.lane != "inter"]
+    profile._records[0].spans[:] = profile.spans
+    assert profile.overlap("backward") == Overlap(both=1.5 / 2, wire=1 / 2, compute=0, neither=1 / 2)
 
 
 def test_the_trace_is_one_event_a_span(ranks, tmp_path):
@@ -190,6 +218,7 @@ def misuse(mesh: Any) -> dict[str, str]:
         pass
     notes["empty"] = profile.summary()
     notes["phase"] = raised(lambda: profile.hidden("lunch"))
+    notes["overlap"] = raised(lambda: profile.overlap("lunch"))
     notes["no step"] = raised(lambda: profile.save_picture("no.png"))
     return notes
 
@@ -201,7 +230,8 @@ def test_wrong_use_is_named(ranks):
         assert "nothing has been traced yet" in notes["untraced"]
         assert "nothing has been traced yet" in notes["picture of nothing"]
         assert notes["empty"].startswith("0 steps on 4 ranks")
-        assert "'lunch'" in notes["phase"] and "one or more whole steps, got none" in notes["no step"]
+        assert "'lunch'" in notes["phase"] and "'lunch'" in notes["overlap"]
+        assert "one or more whole steps, got none" in notes["no step"]
 
 
 def watched(mesh: Any, profiled: bool) -> tuple[list[torch.Tensor], list[int]]:

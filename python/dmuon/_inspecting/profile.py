@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -13,12 +14,44 @@ from typing import Any
 import torch.nn as nn
 
 from dmuon._inspecting.recorder import Record, Recorder, Span
-from dmuon._inspecting.timeline import COMMUNICATION, LANES, PHASES, WAITS, Bar, Interval, Panel, common, draw, length
+from dmuon._inspecting.timeline import (
+    COMMUNICATION,
+    COMPUTE,
+    LANES,
+    PHASES,
+    WAITS,
+    Bar,
+    Interval,
+    Panel,
+    common,
+    draw,
+    length,
+    without,
+)
 from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.agreement import all_gather
 
 # By what is hidden: its lanes, and the waits of compute that show it.
 _HIDDEN = {"messages": (COMMUNICATION, WAITS), "updates": (("update",), (*WAITS, "finish update"))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlap:
+    """Seconds a rank and step, by what was busy.
+
+    The wire is the lane between nodes, on one node the lane inside it. Compute is the units' modules, without waits.
+
+    Attributes:
+        both: the wire and compute.
+        wire: the wire alone.
+        compute: compute alone.
+        neither: the rest, such as modules outside of units, FSDP2's own messages, and the optimizer's step.
+    """
+
+    both: float
+    wire: float
+    compute: float
+    neither: float
 
 
 class Profile:
@@ -58,19 +91,47 @@ class Profile:
         Raises:
             ValueError: `phase` or `of` is none of these.
         """
-        if phase is not None and phase not in PHASES:
-            raise ValueError(f"profile.hidden: phase: expected one of {PHASES} or None, got {phase!r}")
+        _check_phase("hidden", phase)
         if of not in _HIDDEN:
             raise ValueError(f"profile.hidden: of: expected one of {tuple(_HIDDEN)}, got {of!r}")
         busy, waiting, _ = self._seconds(phase, of)
         return 1 - waiting / busy if busy > 0 else math.nan
+
+    def overlap(self, phase: str | None = None) -> Overlap:
+        """Returns how long the wire and compute were busy at once, each alone, and neither.
+
+        Args:
+            phase: "forward", "backward", "step" or "between steps" to count that phase alone. None counts all.
+
+        Raises:
+            ValueError: `phase` is none of these.
+        """
+        _check_phase("overlap", phase)
+        lane = "inter" if any(span.lane == "inter" for span in self.spans) else "intra"
+        both = wire = compute = total = 0.0
+        for record in self._records:
+            window = record.window(phase)
+            sending = common(record.intervals(lambda span: span.lane == lane), window)
+            computing = common(record.intervals(lambda span: span.kind in COMPUTE), window)
+            computing = without(computing, record.intervals(lambda span: span.kind in (*WAITS, "finish update")))
+            at_once = length(common(sending, computing))
+            both += at_once
+            wire += length(sending) - at_once
+            compute += length(computing) - at_once
+            total += length(window)
+        rest = total - both - wire - compute
+        return Overlap(*(seconds / self._num_shares for seconds in (both, wire, compute, rest)))
+
+    @property
+    def _num_shares(self) -> int:
+        return max(1, len(self._records) * self.num_steps)
 
     def _seconds(self, phase: str | None, of: str = "messages") -> tuple[float, float, float]:
         """Returns three sums over the ranks: lanes busy; lanes busy while compute waited; all time."""
         lanes, waits = _HIDDEN[of]
         total = [0.0, 0.0, 0.0]
         for record in self._records:
-            window = [(begin, end) for name, begin, end in record.phases if phase in (None, name)]
+            window = record.window(phase)
             busy = common(record.intervals(lambda span: span.lane in lanes), window)
             total[0] += length(busy)
             total[1] += length(common(record.intervals(lambda span: span.kind in waits), busy))
@@ -78,11 +139,11 @@ class Profile:
         return total[0], total[1], total[2]
 
     def summary(self) -> str:
-        """Returns two short tables, phases and kinds of operations, with means over ranks and steps.
+        """Returns three short tables with means over ranks and steps: what was hidden, overlaps, kinds of operations.
 
         With DMUON_CUDA_GRAPHS=1 also a line for each batch that says if a CUDA graph updates it, and if not, why.
         """
-        shares = max(1, len(self._records) * self.num_steps)
+        shares = self._num_shares
         lines = [
             f"{self.num_steps} steps on {len(self._records)} ranks ({self._mesh}); ms a rank and step",
             f"{'':18} {'time':>8} {'lanes busy':>11} {'compute waits':>14} {'hidden':>8}",
@@ -93,6 +154,10 @@ class Profile:
             time = f"{all_of_it:8.2f}" if of == "messages" else ""
             hidden = "" if busy == 0 else f"{1 - waiting / busy:.0%}"
             lines.append(f"{name:18} {time:8} {busy:11.2f} {waiting:14.2f} {hidden:>8}")
+        lines.append(f"{'busy':18} {'both':>8} {'wire alone':>11} {'compute alone':>14} {'neither':>8}")
+        for phase in (*PHASES, None):
+            both, wire, compute, neither = (1e3 * seconds for seconds in dataclasses.astuple(self.overlap(phase)))
+            lines.append(f"{phase or 'all':18} {both:8.2f} {wire:11.2f} {compute:14.2f} {neither:8.2f}")
         lines.append(f"{'':18} {'lane':>8} {'a step':>11} {'ms a step':>14} {'longest':>8}")
         for lane in LANES:
             for kind in dict.fromkeys(span.kind for span in self.spans if span.lane == lane):
@@ -171,6 +236,11 @@ class Profile:
         title += f"; over all steps {self.hidden():.0%} of the time of communication is hidden"
         axis = "ms; where compute is blank: everything else, such as FSDP2's own traffic, the head and the loss"
         draw(path, panels, title, axis, "profile.save_picture")
+
+
+def _check_phase(method: str, phase: str | None) -> None:
+    if phase is not None and phase not in PHASES:
+        raise ValueError(f"profile.{method}: phase: expected one of {PHASES} or None, got {phase!r}")
 
 
 _profiled: weakref.WeakSet[Runtime] = weakref.WeakSet()

@@ -52,6 +52,10 @@ class Record:
     steps: list[Interval]  # each ends with its optimizer step
     graphs: list[str] = dataclasses.field(default_factory=list)  # a sentence for each batch, with DMUON_CUDA_GRAPHS=1
 
+    def window(self, phase: str | None) -> list[Interval]:
+        """Returns the times of a phase. None means all phases."""
+        return [(begin, end) for name, begin, end in self.phases if phase in (None, name)]
+
     def intervals(self, wanted: Callable[[Span], bool]) -> list[Interval]:
         """Returns the times of the operations that are `wanted`."""
         return [(span.started, span.done) for span in self.spans if wanted(span)]

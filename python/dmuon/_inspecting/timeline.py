@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import itertools
+import math
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ LANES = {
     "inter": "between nodes",
 }
 COMMUNICATION = ("intra", "inter")
+COMPUTE = ("forward", "recompute", "backward")
 WAITS = ("await weights", "reshard", "finish route intra", "finish route inter")
 PHASES = ("forward", "backward", "step", "between steps")
 
@@ -106,6 +108,12 @@ def common(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
         else:
             j += 1
     return union(overlaps)
+
+
+def without(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
+    """Returns the points of `a` that are not in `b`."""
+    edges = [-math.inf, *(edge for interval in union(b) for edge in interval), math.inf]
+    return common(a, zip(edges[::2], edges[1::2], strict=True))
 
 
 def length(intervals: Iterable[Interval]) -> float:
