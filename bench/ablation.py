@@ -34,6 +34,16 @@ def switched(**switches: bool) -> Callable[[nn.Module], None]:
     return configure
 
 
+def is_half(name: str, _: nn.Module) -> bool:
+    """True for the attention and the MLP of a block."""
+    return name.rpartition(".")[2] in ("attention", "mlp")
+
+
+def is_half_of_the_first(name: str, module: nn.Module) -> bool:
+    """True for those of the first block alone, whose messages have the least to hide behind."""
+    return is_half(name, module) and name.startswith("blocks.0.")
+
+
 @dataclass(frozen=True)
 class Variant:
     """Differences from the default."""
@@ -47,6 +57,9 @@ VARIANTS = {
     DEFAULT: Variant("nothing"),
     "no_lookahead": Variant("fetching the next units ahead", {"lookahead": 0}),
     "one_stage": Variant("the two stages: a matrix goes to every rank directly", configure=switched(one_stage=True)),
+    "in_step": Variant("late updates: step() waits for its update", {"late_updates": False}),
+    "halves": Variant("whole blocks as units: attention and MLP move apart", {"units": is_half}),
+    "first_halves": Variant("a whole first block as a unit", {"units": is_half_of_the_first}),
     "no_copy": Variant("node copies", {"node_copy": False}),
     # The paper's components (tab:ablation) as far as they are there; symmetric products are not.
     "no_batching": Variant("batches: every matrix alone", configure=switched(batching=False)),

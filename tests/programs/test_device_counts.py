@@ -44,6 +44,14 @@ def test_the_host_never_waits_for_the_device(counts):
     assert [total(counts["dmuon"][phase], "host_syncs") for phase in PHASES] == [0, 0, 0, 0]
 
 
+def test_updates_run_on_the_stream_of_low_priority(counts):
+    """The default stream computes; those of high priority carry messages, and pack what they carry."""
+    kernels = {kind: counts[kind]["step"]["kernels_by_stream"] for kind in ("dmuon", "rest")}
+    assert kernels["rest"].keys() == {"default"}
+    assert kernels["dmuon"]["low"] > 2 * (kernels["dmuon"]["default"] + kernels["dmuon"]["high"])
+    assert kernels["dmuon"]["default"] <= kernels["rest"]["default"] + 10
+
+
 def test_newton_schulz_launches_few_kernels_a_batch(device_ranks):
     (found,) = device_ranks.run(iteration, (1,))
     assert len(found) == 3

@@ -142,14 +142,7 @@ void Executor::finish(watch::Rendezvous what, const wire::Event& event, std::int
                       const std::function<std::string()>& where) {
   mesh_.watch->wait(what, number, where, [&](std::chrono::milliseconds most) {
     if (!event.wait_for(most)) return false;
-    try {
-      event.wait();
-    } catch (const core::CommError&) {  // the wait's, which tells of it
-      throw;
-    } catch (const std::exception& error) {
-      tell_of_failed_update(error.what());
-      throw;
-    }
+    wait_for_update(event);
     return true;
   });
 }

@@ -140,6 +140,8 @@ class Executor {
   std::string described(core::BatchIndex batch) const;
   void finish(schedule::Kind kind, const schedule::Subject& subject);
   void finish_update(schedule::Kind kind, const schedule::Subject& subject, const Newest& awaited);
+  /// Waits for an operation that may depend on an update. Tells the other ranks if that failed.
+  void wait_for_update(const wire::Event& event);
   void tell_of_failed_update(const std::string& why);
   void finish(watch::Rendezvous what, const wire::Event& event, std::int64_t number,
               const std::function<std::string()>& where);

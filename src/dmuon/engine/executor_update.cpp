@@ -56,8 +56,14 @@ void Executor::finish_update(Kind kind, const schedule::Subject& subject, const 
              when();
     });
   }
+  wait_for_update(awaited.done);
+}
+
+void Executor::wait_for_update(const wire::Event& event) {
   try {
-    awaited.done.wait();
+    event.wait();
+  } catch (const core::CommError&) {  // the wait's, which tells of it
+    throw;
   } catch (const std::exception& error) {
     tell_of_failed_update(error.what());
     throw;

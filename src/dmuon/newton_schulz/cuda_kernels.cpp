@@ -233,14 +233,14 @@ void write_scalars(std::span<const double> numbers, const at::Tensor& out) {
                                current_stream(out.device()));
 }
 
-Tensor written(std::initializer_list<Scalar> scalars, const Tensor& like) {
-  if (std::ranges::all_of(scalars, [](const Scalar& one) { return one.on_device != nullptr; }))
-    return {};
+ScalarsOnDevice::ScalarsOnDevice(std::initializer_list<Scalar> scalars, const Tensor& like) {
+  for (const Scalar& one : scalars) addresses_.push_back(one.on_device);
+  if (std::ranges::find(addresses_, nullptr) == addresses_.end()) return;
   std::vector<double> values;
   for (const Scalar& one : scalars) values.push_back(one.value);
-  const Tensor out = scratch_tensor({std::ssize(values)}, like.options());
-  write_scalars(values, out);
-  return out;
+  own_ = scratch_tensor({std::ssize(values)}, like.options());
+  write_scalars(values, own_);
+  for (std::size_t i = 0; i < values.size(); ++i) addresses_[i] = own_.const_data_ptr<float>() + i;
 }
 
 std::optional<kernels::cuda::Half> half_of(at::ScalarType dtype) {

@@ -3,11 +3,13 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "dmuon/kernels/cuda/parameters.h"
 #include "dmuon/kernels/cuda/product.h"
@@ -40,9 +42,29 @@ at::Tensor kept_zeros(std::int64_t count, const at::TensorOptions& options, void
 /// @param out  [numbers] fp32, contiguous, on a device without a reason above.
 void write_scalars(std::span<const double> numbers, const at::Tensor& out);
 
-/// Returns scalars on the device, [scalars] fp32, by a launch that writes all of them. Undefined if
-/// they are there already, each at Scalar::on_device.
-at::Tensor written(std::initializer_list<Scalar> scalars, const at::Tensor& like);
+/// Where kernels read scalars: at Scalar::on_device if all of them are on the device already, else
+/// in memory that a launch writes now. It stays valid as long as this object, on its stream.
+class ScalarsOnDevice {
+ public:
+  ScalarsOnDevice(std::initializer_list<Scalar> scalars, const at::Tensor& like);
+  const float* operator[](std::size_t scalar) const { return addresses_.at(scalar); }
+
+ private:
+  at::Tensor own_;
+  std::vector<const float*> addresses_;
+};
+
+/// The matrices of a tensor [..., rows, cols] of two to four dimensions: `outer` times `inner`.
+struct MatricesOf {
+  explicit MatricesOf(const at::Tensor& x)
+      : outer(x.dim() < 3 ? 1 : x.size(0)),
+        inner(x.dim() < 4 ? 1 : x.size(1)),
+        outer_stride(x.dim() < 3 ? 0 : x.stride(0)),
+        inner_stride(x.dim() < 4 ? 0 : x.stride(1)) {}
+  std::int64_t size() const { return outer * inner; }
+
+  std::int64_t outer, inner, outer_stride, inner_stride;
+};
 
 /// Computes Products::symmetric_product, or Products::product, by this kernel.
 /// @return  False if the kernel cannot, for its operands' strides: then it has done nothing.

@@ -53,6 +53,7 @@ void configure(const std::string& order, uint64_t seed, const std::string& races
 py::dict to_dict(const PhaseCounts& counts) {
   py::dict dict;
   dict["kernels"] = counts.kernels;
+  dict["kernels_by_stream"] = counts.kernels_by_stream;
   dict["communication_launches"] = counts.communication_launches;
   dict["messages"] = counts.messages;
   dict["bytes_sent"] = counts.bytes_sent;

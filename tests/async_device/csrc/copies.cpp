@@ -49,7 +49,7 @@ void copy_on_device(const at::Tensor& self, const at::Tensor& destination) {
   if (theirs != ours) device.wait(ours, device.record(theirs));
   const auto copy = [from = host_alias(self), to = host_alias(destination)]() { to.copy_(from); };
   device.enqueue(ours, {kName, copy, std::move(uses)});
-  Statistics::get().count_kernel();
+  Statistics::get().count_kernel(ours->kind);
   if (theirs != ours) device.wait(theirs, device.record(ours));
 }
 

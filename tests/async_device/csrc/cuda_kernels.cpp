@@ -63,7 +63,7 @@ void enqueue(int device, void* given, const char* kernel, void (*run)(void*), vo
                       {}};
   for (int i = 0; i < num_regions; ++i) operation.uses.push_back(use_of(kernel, regions[i]));
   Device::get().enqueue(stream, std::move(operation));
-  Statistics::get().count_kernel();
+  Statistics::get().count_kernel(stream->kind);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ Device& Device::get() {
 }
 
 Device::Device() {
-  for (int i = 0; i < kNumDevices; ++i) streams_.push_back({i, i});
+  for (int i = 0; i < kNumDevices; ++i) streams_.push_back({i, i, "default"});
 }
 
 Stream* Device::stream(int id) {
@@ -62,15 +62,21 @@ Stream* Device::exchange_stream(Stream* stream) {
   return before;
 }
 
-Stream* Device::pool_stream(int device) {
+Stream* Device::pool_stream(int device, bool is_high) {
   const std::scoped_lock lock(mutex_);
-  auto& pool = pool_[device];
-  const size_t turn = next_of_pool_[device]++ % kPoolStreams;
+  auto& [pool, next] = pools_[device][is_high ? 1 : 0];
+  const size_t turn = next++ % kPoolStreams;
   if (turn == pool.size()) {
-    streams_.push_back({static_cast<int>(streams_.size()), device});
+    streams_.push_back({static_cast<int>(streams_.size()), device, is_high ? "high" : "low"});
     pool.push_back(&streams_.back());
   }
   return pool[turn];
+}
+
+void Device::restart_pools() {
+  for (auto& pools : pools_) {
+    for (Pool& pool : pools) pool.next = 0;
+  }
 }
 
 Stream* Device::take_stream(int device) {
@@ -79,7 +85,7 @@ Stream* Device::take_stream(int device) {
     return stream->device == device && stream->entries.empty();
   });
   if (found == returned_.end()) {
-    streams_.push_back({static_cast<int>(streams_.size()), device});
+    streams_.push_back({static_cast<int>(streams_.size()), device, "private"});
     return &streams_.back();
   }
   Stream* stream = *found;

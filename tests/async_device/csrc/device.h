@@ -45,8 +45,9 @@ class Device {
   Stream* current_stream(int device);
   /// Makes `stream` the calling thread's current one of its device. Returns the previous one.
   Stream* exchange_stream(Stream* stream);
-  /// Returns a stream that no communicator has. As in CUDA's pool, a device's 33rd is its first.
-  Stream* pool_stream(int device);
+  /// Returns a stream that no communicator has. As in CUDA's pools, a device has one for each
+  /// priority, and the 33rd stream is the first.
+  Stream* pool_stream(int device, bool is_high);
   /// Returns a stream for one communicator alone, until the communicator returns it.
   Stream* take_stream(int device);
   void return_stream(Stream* stream);
@@ -133,12 +134,17 @@ class Device {
   void start_communication(Stream* stream);
   void run_work(const std::string& name, const std::function<void()>& work);
   void finish_first(Stream* stream);
+  void restart_pools();
 
   std::mutex mutex_;
   std::condition_variable device_wakes_, host_wakes_;
   std::deque<Stream> streams_;
-  std::vector<Stream*> pool_[kNumDevices], returned_;
-  size_t next_of_pool_[kNumDevices] = {};
+  struct Pool {
+    std::vector<Stream*> streams;
+    size_t next = 0;
+  };
+  Pool pools_[kNumDevices][2];  // of low and of high priority
+  std::vector<Stream*> returned_;
   std::vector<EventPtr> targets_;
   Scheduler scheduler_;
   Schedule schedule_;

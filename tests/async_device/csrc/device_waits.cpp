@@ -149,14 +149,14 @@ bool Device::is_lost() {
 void Device::record_schedule() {
   reset();
   const std::scoped_lock lock(mutex_);
-  std::fill(std::begin(next_of_pool_), std::end(next_of_pool_), 0);
+  restart_pools();
   schedule_.record();
 }
 
 void Device::replay_schedule(Schedule::Record record) {
   reset();
   const std::scoped_lock lock(mutex_);
-  std::fill(std::begin(next_of_pool_), std::end(next_of_pool_), 0);
+  restart_pools();
   schedule_.replay(std::move(record));
 }
 

@@ -50,11 +50,11 @@ struct Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(c10::Device of) const override {
     return to_c10(the_device().default_stream(index_of(of)));
   }
-  c10::Stream getStreamFromGlobalPool(c10::Device of, bool) const override {
-    return to_c10(the_device().pool_stream(index_of(of)));
+  c10::Stream getStreamFromGlobalPool(c10::Device of, bool is_high) const override {
+    return to_c10(the_device().pool_stream(index_of(of), is_high));
   }
-  c10::Stream getNewStream(c10::Device of, int) const override {
-    return to_c10(the_device().pool_stream(index_of(of)));
+  c10::Stream getNewStream(c10::Device of, int priority) const override {
+    return to_c10(the_device().pool_stream(index_of(of), priority < 0));
   }
   c10::Stream exchangeStream(c10::Stream to) const override {
     return to_c10(the_device().exchange_stream(stream_of(to)));

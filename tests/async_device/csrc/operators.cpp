@@ -153,21 +153,22 @@ Stack launch(const c10::OperatorHandle& handle, const OperatorFacts& facts, cons
     }));
   }
   Device& device = Device::get();
-  device.enqueue(device.current_stream(current_device()),
-                 {facts.name,
-                  [handle, values = kernel_arguments(facts, arguments),
-                   destinations = std::move(destinations)]() mutable {
-                    Stack made = std::move(values);
-                    handle.callBoxed(&made);
-                    for (auto& [result, aliases] : destinations) {
-                      size_t next = 0;
-                      for_each_tensor(made[result], [&, &all = aliases](const at::Tensor& value) {
-                        all.at(next++).copy_(value);
-                      });
-                    }
-                  },
-                  std::move(uses)});
-  Statistics::get().count_kernel();
+  Stream* stream = device.current_stream(current_device());
+  device.enqueue(stream, {facts.name,
+                          [handle, values = kernel_arguments(facts, arguments),
+                           destinations = std::move(destinations)]() mutable {
+                            Stack made = std::move(values);
+                            handle.callBoxed(&made);
+                            for (auto& [result, aliases] : destinations) {
+                              size_t next = 0;
+                              for_each_tensor(made[result],
+                                              [&, &all = aliases](const at::Tensor& value) {
+                                                all.at(next++).copy_(value);
+                                              });
+                            }
+                          },
+                          std::move(uses)});
+  Statistics::get().count_kernel(stream->kind);
   return results;
 }
 

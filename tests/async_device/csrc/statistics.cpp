@@ -15,9 +15,11 @@ Statistics& Statistics::get() {
   return *statistics;
 }
 
-void Statistics::count_kernel() {
+void Statistics::count_kernel(const std::string& stream_kind) {
   const std::scoped_lock lock(mutex_);
-  ++counts_[phase_].kernels;
+  PhaseCounts& counts = counts_[phase_];
+  ++counts.kernels;
+  ++counts.kernels_by_stream[stream_kind];
 }
 
 void Statistics::count_launch(int64_t messages, int64_t bytes) {

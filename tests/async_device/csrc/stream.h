@@ -42,10 +42,11 @@ struct Entry {
   double begin_ms = 0;          // when it was started; kCommunicate only
 };
 
-/// Entries that happen one after the other. The device's lock guards all except id and device.
+/// Entries that happen one after the other. The device's lock guards all except the first three.
 struct Stream {
   int id;
   int device;
+  const char* kind;  // "default", "low" or "high" priority of the pool, or "private"
   std::deque<Entry> entries{};
   bool is_busy = false;  // its first entry runs now
   bool is_over = false;  // ... and has been run to its end, or given up

@@ -15,23 +15,11 @@ namespace {
 using at::Tensor;
 namespace gpu = kernels::cuda;
 
-// The matrices of [..., rows, cols], of up to four dimensions: `outer` times `inner`.
-struct Batch {
-  explicit Batch(const Tensor& x)
-      : outer(x.dim() < 3 ? 1 : x.size(0)),
-        inner(x.dim() < 4 ? 1 : x.size(1)),
-        outer_stride(x.dim() < 3 ? 0 : x.stride(0)),
-        inner_stride(x.dim() < 4 ? 0 : x.stride(1)) {}
-  std::int64_t size() const { return outer * inner; }
-
-  std::int64_t outer, inner, outer_stride, inner_stride;
-};
-
 constexpr std::int64_t kMaxEntries = 1LL << 30;  // of a matrix with its padding
 
 bool fits(const Tensor& x) {
   const std::int64_t padded = aligned(x.size(-2), at::kHalf) * aligned(x.size(-1), at::kHalf);
-  return x.dim() <= 4 && x.stride(-1) == 1 && Batch(x).size() <= gpu::kMaxBatch &&
+  return x.dim() <= 4 && x.stride(-1) == 1 && MatricesOf(x).size() <= gpu::kMaxBatch &&
          padded <= kMaxEntries;
 }
 
@@ -60,7 +48,7 @@ class CudaElementwise final : public Elementwise {
         momentum.strides() != gradient.strides()) {
       return aten_elementwise().start(step, dtype, eps);
     }
-    const Batch batch(momentum);
+    const MatricesOf batch(momentum);
     const std::int64_t size = batch.size();
     const std::int64_t rows = momentum.size(-2);
     const std::int64_t cols = momentum.size(-1);
@@ -90,8 +78,8 @@ class CudaElementwise final : public Elementwise {
                                .eps = eps,
                                .applies = byte(applies)};
     if (factor.defined()) direction.gradient_factor = factor.const_data_ptr<float>();
-    const Tensor rest = written({{1 - mu.value, mu.on_device}}, momentum);
-    direction.rest = rest.defined() ? rest.const_data_ptr<float>() : mu.on_device;
+    const ScalarsOnDevice rest({{1 - mu.value, mu.on_device}}, momentum);
+    direction.rest = rest[0];
     const Tensor squares = scratch_tensor({size, 1, 1}, momentum.options());
     direction.squares = squares.data_ptr<float>();
     const Tensor partial = scratch_tensor({gpu::partial_words(direction)}, momentum.options());
@@ -120,27 +108,26 @@ class CudaElementwise final : public Elementwise {
     const auto format = half_of(update.scalar_type());
     if (!format || !fits(weights) || !fits(update)) return aten_elementwise().move_weights(step);
     if (weights.numel() == 0) return;
-    const Batch batch(weights);
-    const Batch updates(update);
-    const Tensor own = written({decay, factor}, weights);
-    gpu::MoveWeights move{
-        .batch = batch.size(),
-        .rows = weights.size(-2),
-        .cols = weights.size(-1),
-        .w = weights.data_ptr<float>(),
-        .w_row_stride = weights.stride(-2),
-        .inner_batch = batch.inner,
-        .w_inner_stride = batch.inner_stride,
-        .w_batch_stride = batch.outer_stride,
-        .u = update.const_data_ptr(),
-        .u_format = *format,
-        .u_row_stride = update.stride(-2),
-        .u_inner_stride = updates.inner_stride,
-        .u_batch_stride = updates.outer_stride,
-        .decay = own.defined() ? own.const_data_ptr<float>() : decay.on_device,
-        .factor = own.defined() ? own.const_data_ptr<float>() + 1 : factor.on_device,
-        .scale = static_cast<float>(scale),
-        .applies = byte(applies)};
+    const MatricesOf batch(weights);
+    const MatricesOf updates(update);
+    const ScalarsOnDevice scalars({decay, factor}, weights);
+    gpu::MoveWeights move{.batch = batch.size(),
+                          .rows = weights.size(-2),
+                          .cols = weights.size(-1),
+                          .w = weights.data_ptr<float>(),
+                          .w_row_stride = weights.stride(-2),
+                          .inner_batch = batch.inner,
+                          .w_inner_stride = batch.inner_stride,
+                          .w_batch_stride = batch.outer_stride,
+                          .u = update.const_data_ptr(),
+                          .u_format = *format,
+                          .u_row_stride = update.stride(-2),
+                          .u_inner_stride = updates.inner_stride,
+                          .u_batch_stride = updates.outer_stride,
+                          .decay = scalars[0],
+                          .factor = scalars[1],
+                          .scale = static_cast<float>(scale),
+                          .applies = byte(applies)};
     if (scales.defined()) {
       move.scales = scales.const_data_ptr<float>();
       move.scale_stride = scales.stride(0);

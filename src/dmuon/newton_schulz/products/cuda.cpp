@@ -31,19 +31,18 @@ bool multiplied(Kind kind, const Tensor& out, const cuda::Operands& operands,
 // Weights [..., rows, cols] of up to four dimensions, whose rows have their entries side by side.
 // Returns nothing for others, and if there are not as many matrices as products.
 std::optional<gpu::MovedWeights> moved(const Tensor& weights, std::int64_t batch) {
-  const std::int64_t dim = weights.dim();
-  const std::int64_t outer = dim < 3 ? 1 : weights.size(0);
-  const std::int64_t inner = dim < 4 ? 1 : weights.size(1);
-  if (dim > 4 || weights.scalar_type() != at::kFloat || weights.stride(-1) != 1 ||
-      weights.numel() == 0 || outer * inner != batch) {
+  if (weights.dim() > 4 || weights.scalar_type() != at::kFloat || weights.stride(-1) != 1 ||
+      weights.numel() == 0) {
     return std::nullopt;
   }
+  const MatricesOf matrices(weights);
+  if (matrices.size() != batch) return std::nullopt;
   gpu::MovedWeights found{};
   found.w = weights.data_ptr<float>();
   found.row_stride = weights.stride(-2);
-  found.inner_stride = dim < 4 ? 0 : weights.stride(1);
-  found.batch_stride = dim < 3 ? 0 : weights.stride(0);
-  found.inner_batch = static_cast<int>(inner);
+  found.inner_stride = matrices.inner_stride;
+  found.batch_stride = matrices.outer_stride;
+  found.inner_batch = static_cast<int>(matrices.inner);
   found.rows = static_cast<int>(weights.size(-2));
   found.cols = static_cast<int>(weights.size(-1));
   return found;
@@ -110,10 +109,9 @@ class CudaProducts final : public Products {
     if (!found) return false;
     product->weights = *found;
     product->weights.applies = static_cast<const std::uint8_t*>(applies.const_data_ptr());
-    const Tensor own = written({decay, factor}, weights);
-    const float* const scalars = own.defined() ? own.const_data_ptr<float>() : nullptr;
-    product->weights.decay = scalars == nullptr ? decay.on_device : scalars;
-    product->weights.factor = scalars == nullptr ? factor.on_device : scalars + 1;
+    const ScalarsOnDevice scalars({decay, factor}, weights);
+    product->weights.decay = scalars[0];
+    product->weights.factor = scalars[1];
     product->weights.scale = static_cast<float>(pending.scale);
     if (pending.scales.defined()) {
       product->weights.scales = pending.scales.const_data_ptr<float>();
