@@ -58,6 +58,7 @@ VARIANTS = {
     "no_lookahead": Variant("fetching the next units ahead", {"lookahead": 0}),
     "one_stage": Variant("the two stages: a matrix goes to every rank directly", configure=switched(one_stage=True)),
     "in_step": Variant("late updates: step() waits for its update", {"late_updates": False}),
+    "late": Variant("nothing, with late updates on every mesh", {"late_updates": True}),
     "halves": Variant("whole blocks as units: attention and MLP move apart", {"units": is_half}),
     "first_halves": Variant("a whole first block as a unit", {"units": is_half_of_the_first}),
     "no_copy": Variant("node copies", {"node_copy": False}),
