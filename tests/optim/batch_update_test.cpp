@@ -41,6 +41,31 @@ TEST(BatchUpdate, MovesMomentumThenWeights) {
   }
 }
 
+// Memory is tests/distributed/test_memory.py's concern.
+TEST(BatchUpdate, RunsPieceByPieceToTheSameBits) {
+  for (const auto& [count, rows, cols] : {std::array{5, 3, 8}, {40, 8, 4}, {3, 300, 300}}) {
+    const c10::AutoGradMode no_grad(false);
+    const at::Tensor gradient = random_tensor({count, rows, cols}, 2);
+    const auto updated = [&](bool runs) {
+      const at::Tensor master = random_tensor({count, rows, cols}, 1);
+      const at::Tensor momentum = at::zeros_like(master);
+      BatchUpdate update(group_of(muon(0.05)), {master, gradient, {momentum}, kApplies});
+      if (runs) {
+        update.run();
+      } else {
+        update.prepare();
+        update.orthogonalise();
+        update.apply();
+      }
+      return std::pair{master, momentum};
+    };
+    const auto [master, momentum] = updated(false);
+    const auto [same_master, same_momentum] = updated(true);
+    EXPECT_TRUE(same_master.equal(master)) << rows;
+    EXPECT_TRUE(same_momentum.equal(momentum)) << rows;
+  }
+}
+
 // Before anything moves. The user called no function by the name of orthogonalize.
 TEST(BatchUpdate, NamesTheStepInErrors) {
   const at::Tensor x = at::zeros({1, 3, 4});
