@@ -3,9 +3,10 @@
     torchrun --nproc-per-node 4 bench/memory.py --mesh 1x4
     torchrun --nproc-per-node 4 bench/memory.py --mesh 2x2 --dtype fp32
 
-Each optimizer has processes of its own, twice: one run reads the pages of the process, the other one counts tensors by
-PyTorch's profiler, whose records take memory too. The figures are of the rank with the highest peak, in MB above the
-idle process, which has imported all libraries and sent a message. Linux, CPUs.
+Each optimizer has processes of its own. The figures are of the rank with the highest peak, in MB above the idle
+process, which has imported all libraries and sent a message. The peak is the kernel's (VmHWM), dmuon's own parts are
+its counters, blocks of malloc are those of mallinfo2, looked at every 2 ms, and freed pages are what malloc_trim
+returns after the last step. CPUs, Linux with glibc 2.33.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.profiler import ProfilerActivity, profile, record_function
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.contender import LABELS, Cluster, Contender, Rates, open_cluster
@@ -38,22 +40,24 @@ KINDS = ("adamw", "dmuon")
 PHASES = ("forward", "backward", "step")
 NUM_STEPS = 4
 
-# Rows of the table: keys of measure(), and what they are.
+# Rows of the table: keys of measure(), and what they are. An indented row is a part of the next one that is not.
 ROWS = {
     "state": "masters, momenta, gradients of owners",
     "node_copy": "node copies",
     "pool": "packed weights and gradients, inboxes",
-    "sharded": "parameters under FSDP2, their state",
-    "forward": "  other tensors: forward",
-    "backward": "  other tensors: backward",
-    "step": "  other tensors: step",
-    "tensors": "the most of these three",
+    "sharded": "  parameters under FSDP2, their state",
+    "between": "blocks of malloc between steps",
+    "forward": "  more in the forward",
+    "backward": "  more in the backward",
+    "step": "  more in the step",
+    "within": "the most of these three",
+    "kept": "freed pages that malloc keeps then",
     "libraries": "pages of libraries",
-    "kept": "freed pages that malloc keeps",
     "rest": "the rest",
     "peak": "peak of the training steps",
     "building": "peak while building",
 }
+ADDED = ("state", "node_copy", "pool", "between", "within", "kept", "libraries")
 
 
 def _status_bytes(field: str) -> int:
@@ -117,51 +121,69 @@ def build(name: str, options: argparse.Namespace, cluster: Cluster, text: Text) 
     return Contender(name, config, text, cluster, dtype=options.dtype, rates=Rates())
 
 
-def train_step(contender: Contender, batch: Any, mark: str = "") -> None:
-    with record_function(f"forward{mark}"):
-        loss = contender._loss(*batch)
-    with record_function(f"backward{mark}"):
-        loss.backward()
-    with record_function(f"step{mark}"):
-        contender.optimizer.step()
-        contender.optimizer.zero_grad()
+class Blocks(threading.Thread):
+    """The most bytes of malloc's blocks that were in use at once, by phase."""
+
+    class _Info(ctypes.Structure):
+        _fields_ = [("words", ctypes.c_size_t * 10)]
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.phase, self.most = "", dict.fromkeys(PHASES, 0)
+        self._read = ctypes.CDLL(None).mallinfo2
+        self._read.restype = self._Info
+
+    def now(self) -> int:
+        words = self._read().words
+        return int(words[4] + words[7])  # hblkhd, blocks with pages of their own; uordblks, those in heaps
+
+    def run(self) -> None:
+        while True:
+            if phase := self.phase:
+                self.most[phase] = max(self.most[phase], self.now())
+            time.sleep(0.002)
 
 
-def pages(name: str, options: argparse.Namespace, cluster: Cluster, text: Text) -> dict[str, int]:
-    """Returns the bytes of resident pages: the peaks, and what is known of them."""
-    meter, files = MemoryMeter(cluster.device), _status_bytes("RssFile")
+def train_step(contender: Contender, batch: Any, blocks: Blocks) -> None:
+    blocks.phase = "forward"
+    loss = contender._loss(*batch)
+    blocks.phase = "backward"
+    loss.backward()
+    blocks.phase = "step"
+    contender.optimizer.step()
+    contender.optimizer.zero_grad()
+    blocks.phase = ""
+
+
+def parts(name: str, options: argparse.Namespace, cluster: Cluster, text: Text) -> dict[str, int]:
+    """Builds and trains. Returns bytes above those of now."""
+    meter, files, blocks = MemoryMeter(cluster.device), _status_bytes("RssFile"), Blocks()
+    before = blocks.now()
+    blocks.start()
     meter.forget()
     contender = build(name, options, cluster, text)
-    found = {"building": meter.peak_bytes() or 0}
+    found = {"building": meter.peak_bytes() or 0, "state": 0, "node_copy": 0, "pool": 0}
     meter.forget()
     for index in range(NUM_STEPS):
-        train_step(contender, text.train_batch(index, cluster.part))
+        train_step(contender, text.train_batch(index, cluster.part), blocks)
     cluster.barrier()
     found["peak"] = meter.peak_bytes() or 0
     found["libraries"] = _status_bytes("RssFile") - files
-    before = _status_bytes("VmRSS")
-    trim()
-    found["kept"] = max(before - _status_bytes("VmRSS"), 0)
-    return found
-
-
-def tensors(name: str, options: argparse.Namespace, cluster: Cluster, text: Text) -> dict[str, int]:
-    """Returns the bytes of tensors in the last step."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        contender = build(name, options, cluster, text)
-        for index in range(NUM_STEPS):
-            last = index + 1 == NUM_STEPS
-            train_step(contender, text.train_batch(index, cluster.part), " measured" if last else "")
+    found["sharded"] = sharded_bytes(contender)
     optimizer: Any = contender.optimizer
-    found = {"state": 0, "node_copy": 0, "pool": 0, "sharded": sharded_bytes(contender)}
     if name == "dmuon":
         memory = optimizer.plan.native.memory[cluster.rank]
         found |= {"state": memory.state, "node_copy": memory.node_copy}
         found["pool"] = int(optimizer.stats()["peak_bytes"]) - memory.state - memory.node_copy
-    known = sum(found.values())
-    for phase in PHASES:
-        found[phase] = max(largest(profiler, f"{phase} measured") - known, 0)
-    found["tensors"] = max(found[phase] for phase in PHASES)
+    gc.collect()
+    after, resident = blocks.now(), _status_bytes("VmRSS")
+    trim()
+    found["between"] = after - before
+    found |= {phase: most - after for phase, most in blocks.most.items()}
+    found["within"] = max(found[phase] for phase in PHASES)
+    # What was in use at the peak is free by now.
+    found["kept"] = max(resident - _status_bytes("VmRSS") - found["within"], 0)
+    found["rest"] = found["peak"] - sum(found[part] for part in ADDED)
     return found
 
 
@@ -171,22 +193,7 @@ def sharded_bytes(contender: Contender) -> int:
     return 3 * sum(weight.to_local().nbytes for weight in sharded)
 
 
-def largest(profiler: profile, mark: str) -> int:
-    """Returns the most bytes of tensors that were alive at once in the range `mark`."""
-    assert profiler.profiler is not None
-    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
-    (span,) = (event for event in events if event.name() == mark)
-    live = most = 0
-    for event in events:
-        if event.name() != "[memory]" or event.start_ns() > span.end_ns():
-            continue
-        live += event.nbytes()
-        if event.start_ns() >= span.start_ns():
-            most = max(most, live)
-    return most
-
-
-def measure(name: str, counts: bool, options: argparse.Namespace) -> None:
+def measure(name: str, options: argparse.Namespace) -> None:
     """Runs in processes of its own; rank 0 writes the figures of all ranks."""
     torch.set_num_threads(1)
     if name == "dmuon":
@@ -194,19 +201,21 @@ def measure(name: str, counts: bool, options: argparse.Namespace) -> None:
     cluster = open_cluster(options.mesh)
     text = Text(load_text(None), options.batch, options.sequence, 0, cluster.device)
     cluster.barrier()
-    found = cluster.gather((tensors if counts else pages)(name, options, cluster, text))
+    found = cluster.gather(parts(name, options, cluster, text))
     if cluster.rank == 0:
         options.write.write_text(json.dumps(found))
     if cluster.mesh is not None:
         dist.destroy_process_group()
 
 
-def in_own_processes(name: str, counts: bool, number: int, folder: str) -> list[dict[str, int]]:
+def in_own_processes(name: str, number: int, folder: str) -> list[dict[str, int]]:
     """Calls `measure` in a new process for each rank. Returns the figures on rank 0."""
     out = Path(folder) / f"{number}.json"
-    command = [sys.executable, *sys.argv, "--only", name, "--write", str(out), *(["--counts"] if counts else [])]
-    # The number of an attempt keeps the keys of these ranks in torchrun's store apart from those of others.
-    subprocess.run(command, env={**os.environ, "TORCHELASTIC_RESTART_COUNT": str(number)}, check=True)
+    command = [sys.executable, *sys.argv, "--only", name, "--write", str(out)]
+    # A store of their own: torchrun's has the keys of the processes before.
+    port = int(os.environ["MASTER_PORT"]) + number
+    own = {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(port)}
+    subprocess.run(command, env={**os.environ, **own}, check=True)
     found: list[dict[str, int]] = json.loads(out.read_text()) if out.exists() else []
     return found
 
@@ -231,23 +240,17 @@ def arguments() -> argparse.Namespace:
     add("--dtype", choices=("bf16", "fp32"), default="bf16")
     for inside in ("--only", "--write"):
         add(inside, type=Path if inside == "--write" else str, help=argparse.SUPPRESS)
-    add("--counts", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main() -> None:
     options = arguments()
     if options.only is not None:
-        return measure(options.only, options.counts, options)
+        return measure(options.only, options)
     results = {}
     with tempfile.TemporaryDirectory() as folder:
-        for number, name in enumerate(options.optim.split(",")):
-            runs = [in_own_processes(name, counts, 2 * number + counts + 1, folder) for counts in (False, True)]
-            ranks = [resident | counted for resident, counted in zip(*runs, strict=True)]
-            for one in ranks:
-                parts = ("state", "node_copy", "pool", "sharded", "tensors", "libraries", "kept")
-                one["rest"] = one["peak"] - sum(one[part] for part in parts)
-            if ranks:
+        for number, name in enumerate(options.optim.split(","), start=1):
+            if ranks := in_own_processes(name, number, folder):
                 results[name] = max(ranks, key=lambda one: one["peak"])
     if results:
         show(results, f"mesh {options.mesh}, {options.layers} blocks of width {options.width}, {options.dtype}")

@@ -89,33 +89,6 @@ def test_state_dicts_take_eight_bytes_an_element_of_the_shards(ranks, mesh):
         assert largest <= shards + passing + FP32 * COLS, f"rank {rank}"
 
 
-SIDE, COUNT = 320, 12  # of matrices that the iteration takes one by one
-
-
-def update(mesh: Any) -> dict[str, Any]:
-    """The second step of a model of equal matrices: the most bytes at once beside what was there before."""
-    torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(SIDE, SIDE, bias=False) for _ in range(COUNT)))
-    with Counted(mesh.device_type) as counted:
-        dedicate(model, mesh, AHEAD)
-        optimizer = dmuon.Muon(model, ns_dtype=torch.float32)
-        for step in ("first", "measured"):
-            model(torch.ones(1, SIDE)).sum().backward()
-            optimizer._runtime.engine.settle()
-            with counted.during(step):
-                optimizer.step()
-                optimizer._runtime.engine.drain()
-    batches = [len(batch) for batch in optimizer.plan.batches]
-    return {"largest": counted.found()["measured"][0], "batches": batches}
-
-
-@pytest.mark.cpu("an accelerator updates a batch at once")
-def test_an_update_takes_the_memory_of_one_matrix_however_many_are_in_its_batch(ranks):
-    (result,) = ranks.run(update, (1,))
-    assert max(result["batches"]) >= COUNT // 2
-    assert result["largest"] <= 8 * FP32 * SIDE * SIDE
-
-
 def measure(mesh: Any, strategy: str, width: int = 160, depth: int = 4) -> dict[str, Any]:
     """A step of a model of nearly nothing but matrices, two a unit, as PyTorch's allocator sees it."""
     gc.collect()  # what an earlier case left must not be freed while this one is measured
