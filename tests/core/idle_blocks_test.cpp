@@ -14,18 +14,18 @@ TEST(IdleBlocks, GivesTheSmallestThatIsLargeEnoughOnce) {
   idle.give(20, 'b');
   idle.give(10, 'a');
   EXPECT_EQ(idle.take(15), std::pair(std::int64_t{20}, 'b'));
-  EXPECT_EQ(idle.take(20), std::pair(std::int64_t{30}, 'c'));
-  EXPECT_EQ(idle.take(20), std::nullopt);
+  EXPECT_EQ(idle.take(15), std::pair(std::int64_t{30}, 'c'));
+  EXPECT_EQ(idle.take(15), std::nullopt);
   EXPECT_EQ(idle.take(10), std::pair(std::int64_t{10}, 'a'));
 }
 
-TEST(IdleBlocks, GivesNoneOfMoreThanHalfTheSizeAgain) {
+TEST(IdleBlocks, GivesNoneOfMoreThanTwiceTheSize) {
   IdleBlocks<char> idle;
   idle.give(std::numeric_limits<std::int64_t>::max(), 'a');
-  idle.give(16, 'b');
+  idle.give(21, 'b');
   EXPECT_EQ(idle.take(10), std::nullopt);
   EXPECT_EQ(idle.take(0), std::nullopt);
-  EXPECT_EQ(idle.take(11), std::pair(std::int64_t{16}, 'b'));
+  EXPECT_EQ(idle.take(11), std::pair(std::int64_t{21}, 'b'));
 }
 
 TEST(IdleBlocks, FreesTheLargestUntilItIsEnough) {

@@ -13,12 +13,11 @@ namespace dmuon::core {
 template <typename Block>
 class IdleBlocks {
  public:
-  /// Removes and returns the smallest block of at least `num_bytes` and at most half as many again,
-  /// with its size; std::nullopt if there is none. So 16-bit weights leave a block of fp32
-  /// gradients to gradients.
+  /// Removes and returns the smallest block of at least `num_bytes` and at most twice as many, with
+  /// its size; std::nullopt if there is none.
   std::optional<std::pair<std::int64_t, Block>> take(std::int64_t num_bytes) {
     const auto found = blocks_.lower_bound(num_bytes);
-    if (found == blocks_.end() || found->first - num_bytes > num_bytes / 2) return std::nullopt;
+    if (found == blocks_.end() || found->first - num_bytes > num_bytes) return std::nullopt;
     std::pair<std::int64_t, Block> block(found->first, std::move(found->second));
     blocks_.erase(found);
     return block;
