@@ -2,9 +2,13 @@
 
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -38,6 +42,63 @@ TEST(BatchUpdate, MovesMomentumThenWeights) {
     update.apply();
     EXPECT_LE(largest_difference(master[1], expected_master), 2e-5) << rows;
     for (std::int64_t i = 0; i < count; ++i) EXPECT_FALSE(master[i].equal(first[i]));
+  }
+}
+
+// Counts the memory of PyTorch's tensors that this thread makes and frees.
+class Counted final : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, std::int64_t num_bytes, std::size_t, std::size_t,
+                         c10::Device) override {
+    live_ += num_bytes;
+    most_ = std::max(most_, live_);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  std::int64_t most() const { return most_; }
+
+ private:
+  std::int64_t live_ = 0;
+  std::int64_t most_ = 0;
+};
+
+TEST(BatchUpdate, RunsInTheMemoryOfOnePiece) {
+  const c10::AutoGradMode no_grad(false);
+  const auto bytes_of = [](std::int64_t count) {
+    const at::Tensor master = random_tensor({count, 320, 320}, 1);
+    BatchUpdate update(
+        group_of(muon(0.05)),
+        {master, random_tensor({count, 320, 320}, 2), {at::zeros_like(master)}, kApplies});
+    const auto counted = std::make_shared<Counted>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counted);
+    update.run();
+    return counted->most();
+  };
+  const std::int64_t one = bytes_of(1);
+  EXPECT_GE(one, 4 * 320 * 320);
+  EXPECT_EQ(bytes_of(12), one);
+}
+
+TEST(BatchUpdate, RunsPieceByPieceToTheSameBits) {
+  for (const auto& [count, rows, cols] : {std::array{5, 3, 8}, {40, 8, 4}, {3, 300, 300}}) {
+    const c10::AutoGradMode no_grad(false);
+    const at::Tensor gradient = random_tensor({count, rows, cols}, 2);
+    const auto updated = [&](bool runs) {
+      const at::Tensor master = random_tensor({count, rows, cols}, 1);
+      const at::Tensor momentum = at::zeros_like(master);
+      BatchUpdate update(group_of(muon(0.05)), {master, gradient, {momentum}, kApplies});
+      if (runs) {
+        update.run();
+      } else {
+        update.prepare();
+        update.orthogonalise();
+        update.apply();
+      }
+      return std::pair{master, momentum};
+    };
+    const auto [master, momentum] = updated(false);
+    const auto [same_master, same_momentum] = updated(true);
+    EXPECT_TRUE(same_master.equal(master)) << rows;
+    EXPECT_TRUE(same_momentum.equal(momentum)) << rows;
   }
 }
 

@@ -26,10 +26,28 @@ TEST(Workspace, OnCpusHasThemInFp32TooWhereItIsIn16Bits) {
   PlanOptions options;
   options.on_cpu = true;
   options.ns_bytes = 2;
-  EXPECT_EQ(workspace_bytes({16, 64}, 3, options), 3 * (2 * 2 * 1024 + 4 * 6 * 256));
+  EXPECT_EQ(workspace_bytes({16, 64}, 3, options), 3 * (2 * 2 * 1024 + 4 * 6 * 256));  // a piece
   EXPECT_EQ(workspace_bytes({16, 16}, 3, options), bytes({16, 16}, 3, 2));
   options.ns_bytes = 4;
   EXPECT_EQ(workspace_bytes({16, 64}, 3, options), bytes({16, 64}, 3, 4));
+}
+
+TEST(Workspace, OnCpusIsThatOfOneLargeMatrix) {
+  PlanOptions options;
+  options.on_cpu = true;
+  options.ns_bytes = 4;
+  EXPECT_EQ(workspace_bytes({512, 2048}, 4, options), bytes({512, 2048}, 1, 4));
+  EXPECT_EQ(workspace_bytes({512, 2048, false, 6}, 2, options), bytes({512, 2048}, 1, 4));
+  options.on_cpu = false;
+  EXPECT_EQ(workspace_bytes({512, 2048}, 4, options), 4 * bytes({512, 2048}, 1, 4));
+}
+
+TEST(Workspace, OnCpusIsThatOfSmallMatricesWhichCachesHold) {
+  PlanOptions options;
+  options.on_cpu = true;
+  options.ns_bytes = 4;
+  EXPECT_EQ(workspace_bytes({64, 64}, 10, options), bytes({64, 64}, 10, 4));
+  EXPECT_EQ(workspace_bytes({64, 64}, 1000, options), 3 << 19);
 }
 
 TEST(Workspace, RoundsSidesUpTo8OnAcceleratorsIn16Bits) {

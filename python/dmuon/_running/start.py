@@ -28,6 +28,7 @@ from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import Dedication, end_setup
 from dmuon._setup.groups import process_groups
 from dmuon._setup.guards import refuse_fully_shard
+from dmuon._setup.heap import give_back_heap
 from dmuon._setup.hyperparameters import check_group, settings_of
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.members import former_parameters
@@ -119,6 +120,8 @@ def start(
         refuse_fully_shard(model, dedication.leaves)
         guard_casts(runtime)
     dedication.runtime = runtime
+    if device.type == "cpu":
+        give_back_heap()  # the values of before, of which owners have copies; and what costs were measured with
     if dedication.ranks.owner == 0:
         _warn_of_large_units(runtime)
     return runtime

@@ -1,8 +1,6 @@
 #include "dmuon/engine/offload.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/core/Allocator.h>
-#include <c10/core/DeviceGuard.h>
 
 #include <utility>
 
@@ -17,11 +15,6 @@ constexpr const char* kOut =
 
 c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();
-}
-
-c10::DataPtr memory_for(const at::Tensor& tensor) {
-  const c10::OptionalDeviceGuard guard(tensor.device());  // an allocator uses the current device
-  return c10::GetAllocator(tensor.device().type())->allocate(storage_of(tensor)->nbytes());
 }
 
 }  // namespace
@@ -47,7 +40,9 @@ void Offload::move_out() {
 
 void Offload::move_back() {
   std::vector<c10::DataPtr> memory;
-  for (const Moved& one : moved_) memory.push_back(memory_for(one.tensor));
+  for (const Moved& one : moved_)
+    memory.push_back(
+        executor_->pool().allocate(static_cast<std::int64_t>(storage_of(one.tensor)->nbytes())));
   for (std::size_t i = 0; i < moved_.size(); ++i) {
     const at::Tensor& tensor = moved_[i].tensor;
     wire::clear_read_error(storage_of(tensor));

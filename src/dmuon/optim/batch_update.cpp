@@ -57,20 +57,13 @@ BatchUpdate::BatchUpdate(const MuonGroup& group, Piece batch, std::int64_t colum
 
 void BatchUpdate::prepare() {
   starts_.reserve(pieces_.size());
-  for (Piece& piece : pieces_) {
-    if (method_->elementwise.reads_scalars())
-      piece.scalars = scalars_->on_device(place_, piece.weights.device());
-    starts_.push_back(rule_->prepare(method_->elementwise, piece, method_->dtype, method_->eps));
-  }
+  for (Piece& piece : pieces_) starts_.push_back(prepared(piece));
 }
 
 void BatchUpdate::orthogonalise() {
   orthogonalised_.reserve(starts_.size());
-  const newton_schulz::Method& method = *method_;
-  for (newton_schulz::Start& start : std::exchange(starts_, {})) {
-    orthogonalised_.push_back({&method.products, &method.elementwise,
-                               iterate(method.products, std::move(start), method.steps)});
-  }
+  for (newton_schulz::Start& start : std::exchange(starts_, {}))
+    orthogonalised_.push_back(orthogonalised(std::move(start)));
 }
 
 void BatchUpdate::apply() {
@@ -79,6 +72,21 @@ void BatchUpdate::apply() {
     const Orthogonalised update = std::move(one);  // freed when it is applied
     rule_->apply(*piece++, update);
   }
+}
+
+void BatchUpdate::run() {
+  for (Piece& piece : pieces_) rule_->apply(piece, orthogonalised(prepared(piece)));
+}
+
+newton_schulz::Start BatchUpdate::prepared(Piece& piece) const {
+  if (method_->elementwise.reads_scalars())
+    piece.scalars = scalars_->on_device(place_, piece.weights.device());
+  return rule_->prepare(method_->elementwise, piece, method_->dtype, method_->eps);
+}
+
+Orthogonalised BatchUpdate::orthogonalised(newton_schulz::Start start) const {
+  return {&method_->products, &method_->elementwise,
+          iterate(method_->products, std::move(start), method_->steps)};
 }
 
 }  // namespace dmuon::optim

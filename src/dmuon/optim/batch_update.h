@@ -29,6 +29,9 @@ struct MuonGroup {
 /// Each call goes through the same pieces (Method::pieces_of) and frees a piece's operands as soon
 /// as it has used them. The calls need gradients off, use the current stream, and wait for no
 /// accelerator. They may come from different threads, one at a time.
+///
+/// Between the calls memory of all pieces lives. `run` replaces the three: it takes one piece after
+/// the other through all of them, with the same bits and the memory of one piece.
 class BatchUpdate {
  public:
   /// @param batch          tensors [b, rows, cols], contiguous.
@@ -44,7 +47,12 @@ class BatchUpdate {
   void orthogonalise();
   void apply();
 
+  void run();
+
  private:
+  newton_schulz::Start prepared(Piece& piece) const;
+  Orthogonalised orthogonalised(newton_schulz::Start start) const;
+
   std::shared_ptr<const Rule> rule_;
   std::optional<newton_schulz::Method> method_;  // unset: no pieces
   std::vector<Piece> pieces_;

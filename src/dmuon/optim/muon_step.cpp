@@ -85,9 +85,7 @@ void muon_update(const at::Tensor& master, const at::Tensor& momentum, const at:
                       .memo = memo.value_or(at::Tensor()),
                       .transposed = transposed},
                      column_blocks);
-  update.prepare();
-  update.orthogonalise();
-  update.apply();
+  update.run();
 }
 
 MuonUpdate::MuonUpdate(const wire::Owned& owned, std::vector<MuonGroup> groups,
@@ -188,10 +186,15 @@ bool MuonUpdate::takes_program(core::BatchIndex batch) {
 void MuonUpdate::prepare(core::BatchIndex batch) {
   if (takes_program(batch)) return;
   updates_.at(batch) = updates_of(batch, applies_, gradient_factor_);
+  if (by_piece()) return;
   for (BatchUpdate& update : updates_[batch]) update.prepare();
 }
 
 void MuonUpdate::orthogonalise(core::BatchIndex batch) {
+  if (by_piece()) {
+    for (BatchUpdate& update : std::exchange(updates_.at(batch), {})) update.run();
+    return;
+  }
   for (BatchUpdate& update : updates_.at(batch)) update.orthogonalise();
 }
 

@@ -42,7 +42,9 @@ void muon_update(const at::Tensor& master, const at::Tensor& momentum, const at:
                  const MuonGroup& group, const at::Tensor& applies, std::int64_t column_blocks = 1,
                  bool transposed = false, const std::optional<at::Tensor>& memo = {});
 
-/// One step's update of what a rank owns: a BatchUpdate for each batch, or several.
+/// One step's update of what a rank owns: a BatchUpdate for each batch, or several. On CPUs
+/// orthogonalise() does all of a batch's update, piece by piece, so that the batch takes the memory
+/// of one piece.
 class MuonUpdate final : public engine::Update {
  public:
   /// @param owned     outlives this.
@@ -71,6 +73,7 @@ class MuonUpdate final : public engine::Update {
   std::vector<Run> runs_of(const wire::OwnedBatch& batch);
   std::vector<BatchUpdate> updates_of(core::BatchIndex batch, const at::Tensor& applies,
                                       const at::Tensor& gradient_factor) const;
+  bool by_piece() const { return applies_.is_cpu(); }
   bool takes_program(core::BatchIndex batch);
   std::string key_of(core::BatchIndex batch) const;
 

@@ -9,6 +9,10 @@ namespace {
 
 constexpr std::int64_t kUpdateBytes = 4;  // fp32
 
+// CPUs update a batch piece by piece. A piece is a matrix, or small matrices that caches hold
+// (newton_schulz/products/cpu.cpp).
+constexpr std::int64_t kPieceBytes = std::int64_t{3} << 19;
+
 }  // namespace
 
 std::int64_t workspace_bytes(const Shape& given, std::size_t num_batch,
@@ -42,7 +46,12 @@ std::int64_t workspace_bytes(const Shape& given, std::size_t num_batch,
   // received, then results likewise.
   const std::int64_t exchange =
       given.tensor_parallel ? 4 * (kUpdateBytes + options.ns_bytes) * given.num_elements() : 0;
-  return static_cast<std::int64_t>(num_batch) * (std::max(before, iteration) + exchange);
+  const std::int64_t all =
+      static_cast<std::int64_t>(num_batch) * (std::max(before, iteration) + exchange);
+  if (!options.on_cpu || given.tensor_parallel) return all;
+  const std::int64_t one =
+      all / std::max<std::int64_t>(1, static_cast<std::int64_t>(num_batch) * shape.num_matrices);
+  return std::min(all, std::max(one, kPieceBytes));
 }
 
 }  // namespace dmuon::plan

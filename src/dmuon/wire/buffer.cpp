@@ -1,5 +1,6 @@
 #include "dmuon/wire/buffer.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -9,6 +10,7 @@
 
 #include "dmuon/core/error.h"
 #include "dmuon/wire/freed_storage.h"
+#include "dmuon/wire/pages.h"
 
 namespace dmuon::wire {
 namespace {
@@ -20,7 +22,8 @@ constexpr const char* kFreed =
 
 }  // namespace
 
-BufferPool::BufferPool(c10::Device device) : device_(device) {
+BufferPool::BufferPool(c10::Device device) : device_(device), allocator_(page_allocator()) {
+  if (device.is_cpu()) return;
   const at::Tensor probe = at::empty({1}, at::TensorOptions().device(device));
   allocator_ = probe.storage().allocator();
 }
@@ -39,8 +42,18 @@ c10::DataPtr BufferPool::take(std::int64_t num_bytes, std::int64_t* block_bytes)
   ++num_allocations_;
   *block_bytes = num_bytes;
   count(num_bytes);
+  return allocate(num_bytes);
+}
+
+c10::DataPtr BufferPool::allocate(std::int64_t num_bytes) const {
   const c10::OptionalDeviceGuard guard(device_);  // an allocator uses the current device
   return allocator_->allocate(static_cast<std::size_t>(num_bytes));
+}
+
+at::Tensor BufferPool::empty(at::IntArrayRef sizes, at::ScalarType dtype) const {
+  if (!device_.is_cpu()) return at::empty(sizes, at::TensorOptions().dtype(dtype).device(device_));
+  return at::Tensor(at::detail::empty_generic(
+      sizes, allocator_, c10::DispatchKeySet(c10::DispatchKey::CPU), dtype, std::nullopt));
 }
 
 void BufferPool::give(c10::DataPtr data, std::int64_t block_bytes) {

@@ -17,9 +17,9 @@ namespace dmuon::wire {
 ///   c10::DataPtr block = pool.take(num_bytes, &block_bytes);
 ///   pool.give(std::move(block), block_bytes);
 ///
-/// On CPUs the system's allocator returns pages to the system. So the pool keeps and counts
-/// returned blocks, and units of like size share one. A device's own allocator keeps blocks itself,
-/// for all users in the process.
+/// On CPUs the memory is page_allocator()'s, which returns pages to the system. So the pool keeps
+/// and counts returned blocks, and units of like size share one. A device's own allocator keeps
+/// blocks itself, for all users in the process.
 ///
 /// The next user of a block comes after all work that was issued to the stream on which the block
 /// was returned. Not thread-safe.
@@ -35,6 +35,12 @@ class BufferPool {
 
   /// Returns a block of `block_bytes`.
   void give(c10::DataPtr data, std::int64_t block_bytes);
+
+  /// Returns memory outside the pool, uninitialised, which the caller counts.
+  c10::DataPtr allocate(std::int64_t num_bytes) const;
+
+  /// Returns a tensor in such memory.
+  at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) const;
 
   /// Counts memory that the engine keeps outside the pool (node copies, owned state).
   void count(std::int64_t num_bytes);

@@ -5,7 +5,6 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/accumulate.h>
 
@@ -45,7 +44,6 @@ Owned::Owned(const layout::Parameters& all, const std::vector<std::vector<Parame
       positions_(all.size()),
       named_{{kMaster, whole_matrix}, {kGradient, whole_matrix}},
       pool_(std::move(pool)) {
-  const auto options = at::TensorOptions().dtype(at::kFloat).device(pool_->device());
   for (const std::vector<ParameterIndex>& parameters : batches) {
     const layout::View& view = all[parameters.at(0)].view;
     OwnedBatch batch{parameters, view, {0}, {}};
@@ -56,7 +54,7 @@ Owned::Owned(const layout::Parameters& all, const std::vector<std::vector<Parame
     }
     for (const Named& named : named_) {
       at::Tensor& tensor = batch.tensors[named.name];
-      tensor = at::empty(stacked(batch.first_matrix.back(), named.sizes(view)), options);
+      tensor = pool_->empty(stacked(batch.first_matrix.back(), named.sizes(view)), at::kFloat);
       pool_->count(static_cast<std::int64_t>(tensor.nbytes()));
     }
     batches_.push_back(std::move(batch));
@@ -78,11 +76,11 @@ void Owned::add(const std::string& name, MatrixSizes sizes) {
   core::require(std::ranges::find(named_, name, &Named::name) == named_.end(),
                 "Owned::add: name: expected a new one, got '", name, "'");
   named_.push_back({name, sizes ? std::move(sizes) : whole_matrix});
-  const auto options = at::TensorOptions().dtype(at::kFloat).device(pool_->device());
   for (OwnedBatch& batch : batches_) {
     at::Tensor& tensor = batch.tensors[name];
-    tensor =
-        at::zeros(stacked(batch.first_matrix.back(), named_.back().sizes(batch.view)), options);
+    tensor = pool_->empty(stacked(batch.first_matrix.back(), named_.back().sizes(batch.view)),
+                          at::kFloat);
+    tensor.zero_();
     pool_->count(static_cast<std::int64_t>(tensor.nbytes()));
   }
 }
