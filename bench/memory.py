@@ -5,8 +5,8 @@
 
 Each optimizer has processes of its own. The figures are of the rank with the highest peak, in MB above the idle
 process, which has imported all libraries and sent a message. The peak is the kernel's (VmHWM), dmuon's own parts are
-its counters, blocks of malloc are those of mallinfo2, looked at every 2 ms, and freed pages are what malloc_trim
-returns after the last step. CPUs, Linux with glibc 2.33.
+its counters, blocks of malloc are those of mallinfo2, looked at every 2 ms. Freed pages are what the peak had beyond
+these blocks and a process after malloc_trim. CPUs, Linux with glibc 2.33.
 """
 
 from __future__ import annotations
@@ -101,6 +101,10 @@ class MemoryMeter:
             except OSError:  # some containers forbid it
                 self._works = False
 
+    def level(self) -> int:
+        """Resident bytes now. CPUs."""
+        return _status_bytes("VmRSS") - self._base
+
     def peak_bytes(self) -> int | None:
         """None where the system gives no way to measure it."""
         if not self._works:
@@ -176,13 +180,13 @@ def parts(name: str, options: argparse.Namespace, cluster: Cluster, text: Text) 
         found |= {"state": memory.state, "node_copy": memory.node_copy}
         found["pool"] = int(optimizer.stats()["peak_bytes"]) - memory.state - memory.node_copy
     gc.collect()
-    after, resident = blocks.now(), _status_bytes("VmRSS")
+    after = blocks.now()
     trim()
+    lasting = meter.level()
     found["between"] = after - before
     found |= {phase: most - after for phase, most in blocks.most.items()}
     found["within"] = max(found[phase] for phase in PHASES)
-    # What was in use at the peak is free by now.
-    found["kept"] = max(resident - _status_bytes("VmRSS") - found["within"], 0)
+    found["kept"] = found["peak"] - lasting - found["within"]
     found["rest"] = found["peak"] - sum(found[part] for part in ADDED)
     return found
 
