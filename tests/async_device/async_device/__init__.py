@@ -88,8 +88,12 @@ def configure(**changes: Any) -> dict[str, Any]:
 
 
 def reset() -> None:
-    """Waits for everything. Restores the environment's settings, clears the counts and forgets errors."""
+    """Waits for everything. Restores the environment's settings, clears the counts and forgets errors.
+
+    New streams are then the first of their pools, as in a new process.
+    """
     configure(**_at_import)
+    _native.restart_pools()
     reset_statistics()
 
 

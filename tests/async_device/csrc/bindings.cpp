@@ -113,6 +113,7 @@ PYBIND11_MODULE(_async_device, m) {
   m.def("enter_phase", [](const std::string& name) { return Statistics::get().enter(name); });
   m.def("races", [] { return Statistics::get().races(); });
   m.def("live_bytes", [] { return Statistics::get().live_bytes(); });
+  m.def("restart_pools", [] { Device::get().restart_pools(); });
   m.def("reset_statistics", [] { Statistics::get().reset(); });
   m.def("statistics", [] {
     py::dict phases;

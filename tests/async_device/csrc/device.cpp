@@ -74,6 +74,7 @@ Stream* Device::pool_stream(int device, bool is_high) {
 }
 
 void Device::restart_pools() {
+  const std::scoped_lock lock(mutex_);
   for (auto& pools : pools_) {
     for (Pool& pool : pools) pool.next = 0;
   }

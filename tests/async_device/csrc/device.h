@@ -48,6 +48,9 @@ class Device {
   /// Returns a stream that no communicator has. As in CUDA's pools, a device has one for each
   /// priority, and the 33rd stream is the first.
   Stream* pool_stream(int device, bool is_high);
+  /// The next stream of each pool is its first, as in a new process. Ranks whose pools are at
+  /// different places share streams differently, and may then wait for each other in a circle.
+  void restart_pools();
   /// Returns a stream for one communicator alone, until the communicator returns it.
   Stream* take_stream(int device);
   void return_stream(Stream* stream);
@@ -134,7 +137,6 @@ class Device {
   void start_communication(Stream* stream);
   void run_work(const std::string& name, const std::function<void()>& work);
   void finish_first(Stream* stream);
-  void restart_pools();
 
   std::mutex mutex_;
   std::condition_variable device_wakes_, host_wakes_;

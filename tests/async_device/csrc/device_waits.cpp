@@ -148,15 +148,15 @@ bool Device::is_lost() {
 
 void Device::record_schedule() {
   reset();
-  const std::scoped_lock lock(mutex_);
   restart_pools();
+  const std::scoped_lock lock(mutex_);
   schedule_.record();
 }
 
 void Device::replay_schedule(Schedule::Record record) {
   reset();
-  const std::scoped_lock lock(mutex_);
   restart_pools();
+  const std::scoped_lock lock(mutex_);
   schedule_.replay(std::move(record));
 }
 
