@@ -117,8 +117,8 @@ DEVICE = (
     Planted(
         "device_does_not_wait_for_updates",
         EXECUTOR_UPDATE,
-        "  try {\n    awaited.done.wait();\n",
-        "  try {\n",
+        "  wait_for_update(awaited.done);\n}",
+        "}",
         "Compute changes gradients, or saves weights, while the update lane still works on them.",
         on_device=True,
     ),
