@@ -48,8 +48,8 @@ class Device {
   /// Returns a stream that no communicator has. As in CUDA's pools, a device has one for each
   /// priority, and the 33rd stream is the first.
   Stream* pool_stream(int device, bool is_high);
-  /// The next stream of each pool is its first, as in a new process. Ranks whose pools are at
-  /// different places share streams differently, and may then wait for each other in a circle.
+  /// The next stream of each pool is its first, as in a new process. Where ranks number streams
+  /// differently, each runs first what others do not wait for, and a long `idle_ms` blocks all.
   void restart_pools();
   /// Returns a stream for one communicator alone, until the communicator returns it.
   Stream* take_stream(int device);
