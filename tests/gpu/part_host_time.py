@@ -13,6 +13,7 @@ from gpu_part import Findings, run_part
 
 PROGRAM = Path(__file__).resolve().parents[2] / "bench" / "host_time.py"
 MESHES = ("2x8", "32x8")
+MODELS = ("matrices", "transformer")
 
 
 def part(device: Device, findings: Findings) -> None:
@@ -21,10 +22,11 @@ def part(device: Device, findings: Findings) -> None:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "host_time.json")
             # Without hardware the kernels would run on the host: then they are the CPU's, on tiny tensors.
-            options = ["--device", "cuda"] if device.is_real else ["--rounds", "4", "--steps", "2"]
-            subprocess.run([sys.executable, str(PROGRAM), "--mesh", mesh, "--json", str(file), *options], check=True)
+            options = ["--device", "cuda", "--rounds", "8"] if device.is_real else ["--rounds", "4", "--steps", "2"]
+            program = [sys.executable, str(PROGRAM), "--mesh", mesh, "--models", ",".join(MODELS), "--json", str(file)]
+            subprocess.run([*program, *options], check=True)
             said = json.loads(file.read_text())
-        for model in ("matrices", "transformer"):
+        for model in MODELS:
             medians, ratio = said[model]["median_ms"], said[model]["ratio"]["dmuon"]
             findings.figure(mesh=mesh, model=model, adamw_ms=medians["adamw"]["all"], dmuon_ms=medians["dmuon"]["all"])
             if device.is_real:

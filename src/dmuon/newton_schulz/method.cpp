@@ -14,9 +14,9 @@ namespace {
 using at::Tensor;
 using core::require;
 
-// An H200 took less time for squares of 3584 rows and more by dmuon's kernels, and for one of 2048
-// or 1024 rows by ATen's.
-constexpr std::int64_t kPreferredSide = 3072;
+// From this short side on an H200 took less time by dmuon's kernels (tests/gpu/README.md): 3584 in
+// the direct form, where ATen's products were as fast at 2048, and 2048 in the Gram form.
+std::int64_t preferred_side(Form form) { return form == Form::kGram ? 2048 : 3072; }
 
 // True if the backend has panels that omit a part of symmetric products.
 bool omits(const Products& backend, std::int64_t m, at::ScalarType dtype) {
@@ -129,9 +129,8 @@ Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, 
   Choice usual =
       candidates_of(default_products(device, dtype), m, n, coefficients, device, dtype).front();
   usual.form = form.value_or(usual.form);
-  // Its symmetric products have the same error in the direct form alone.
-  if (usual.form == Form::kDirect && std::min(m, n) >= kPreferredSide && half_of(dtype) &&
-      prefers_cuda_kernels(device)) {
+  if (usual.form != Form::kSegmented && std::min(m, n) >= preferred_side(usual.form) &&
+      half_of(dtype) && prefers_cuda_kernels(device)) {
     usual.backend = cuda_products().name();
     usual.panel_rows = cuda_products().panel_rows(std::min(m, n), dtype).front();
   }
