@@ -26,6 +26,10 @@ int call(const char* name, Arguments... arguments) {
   return function == nullptr ? -1 : function(arguments...);
 }
 
+/// Of cuStreamCreate. PyTorch's streams are made so too: a copy without a stream spoils the
+/// captures of others.
+inline constexpr unsigned kNonBlocking = 1;
+
 /// Entries in the device's memory.
 template <typename T>
 class OnGpu {
@@ -99,7 +103,7 @@ class GpuTest : public testing::Test {
     void* context = nullptr;
     ASSERT_EQ(call("cuDevicePrimaryCtxRetain", &context, 0), 0);
     ASSERT_EQ(call("cuCtxSetCurrent", context), 0);
-    ASSERT_EQ(call("cuStreamCreate", &stream_, 0U), 0);
+    ASSERT_EQ(call("cuStreamCreate", &stream_, kNonBlocking), 0);
   }
   void TearDown() override {
     only_block(-1);

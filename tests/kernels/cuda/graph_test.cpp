@@ -181,10 +181,32 @@ TEST_F(GraphTest, OfAnotherThreadIsNotDisturbed) {
   EXPECT_NE(update.weights.values(), std::vector<float>(kEntries, 1));
 }
 
+// So a batch is captured on streams as PyTorch makes them. On an H200, too.
+TEST_F(GraphTest, OfABlockingStreamIsSpoiltByAnotherThreadsCopy) {
+  void* blocking = nullptr;
+  ASSERT_EQ(call("cuStreamCreate", &blocking, 0U), 0);
+  OnGpu<float> out({0});
+  constexpr int kImplicit = 906;
+  const auto work = [&] {
+    std::thread([&] {
+      void* context = nullptr;
+      call("cuDevicePrimaryCtxRetain", &context, 0);
+      call("cuCtxSetCurrent", context);
+      const float one = 1;
+      EXPECT_EQ(call("cuMemcpyHtoD_v2", reinterpret_cast<unsigned long long>(out.data()),
+                     static_cast<const void*>(&one), sizeof(one)),
+                kImplicit);
+    }).join();
+  };
+  EXPECT_THROW(Graph(blocking, work), core::CudaError);
+  EXPECT_EQ(synchronise(), 0) << found();
+  EXPECT_EQ(out.values()[0], 0);
+}
+
 TEST_F(GraphTest, TheFakeDriverReportsALaunchBesideTheCapture) {
   if (driver_function<void()>("fake_cuda_errors") == nullptr) GTEST_SKIP() << "legal on a GPU";
   void* other = nullptr;
-  ASSERT_EQ(call("cuStreamCreate", &other, 0U), 0);
+  ASSERT_EQ(call("cuStreamCreate", &other, kNonBlocking), 0);
   const OnGpu<float> out({0});
   const std::vector<float> one{1};
   error_of([&] { write_scalars(one, out.data(), 0, other); });

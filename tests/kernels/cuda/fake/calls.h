@@ -6,6 +6,13 @@
 
 #include "tests/kernels/cuda/fake/device.h"
 
+// All functions lock the device.
+#define DMUON_DEVICE_LOCKED       \
+  Device& device = Device::get(); \
+  const std::scoped_lock lock(device.mutex)
+#define DMUON_RETURN_UNLESS(check) \
+  if (const CUresult result = check; result != CUDA_SUCCESS) return result
+
 // What the driver's functions begin with.
 namespace dmuon::kernels::cuda::fake {
 
@@ -25,11 +32,10 @@ inline CUresult ready_to_wait(Device& device) {
   return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-}  // namespace dmuon::kernels::cuda::fake
+// The same for a copy, which is work without a stream.
+inline CUresult ready_to_copy(Device& device) {
+  DMUON_RETURN_UNLESS(ready_to_wait(device));
+  return device.invalidate_blocking_captures() ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
+}
 
-// All functions lock the device.
-#define DMUON_DEVICE_LOCKED       \
-  Device& device = Device::get(); \
-  const std::scoped_lock lock(device.mutex)
-#define DMUON_RETURN_UNLESS(check) \
-  if (const CUresult result = check; result != CUDA_SUCCESS) return result
+}  // namespace dmuon::kernels::cuda::fake

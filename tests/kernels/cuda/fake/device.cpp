@@ -50,6 +50,14 @@ bool Device::invalidate_captures() {
   return found;
 }
 
+bool Device::invalidate_blocking_captures() {
+  bool found = false;
+  for (auto& [stream, state] : streams) {
+    if (state.capturing && state.blocking) state.invalid = found = true;
+  }
+  return found;
+}
+
 void Device::launch(int which, void* stream, Work work) {
   StreamState& state = streams[stream];
   if (state.capturing) return state.captured.push_back({which, std::move(work)});

@@ -50,6 +50,7 @@ struct Launched {
 
 struct StreamState {
   std::deque<Task> queue;
+  bool blocking = false;  ///< work without a stream waits for it
   bool capturing = false;
   bool invalid = false;  ///< what it captures
   std::vector<Launched> captured;
@@ -90,6 +91,9 @@ class Device {
   /// Spoils the captures that forbid this thread to wait, allocate or load. Returns true if there
   /// are any.
   bool invalidate_captures();
+  /// The same for the captures of blocking streams, by any thread, which work without a stream
+  /// spoils.
+  bool invalidate_blocking_captures();
   /// Adds a launch to a stream or to what it captures, or hands it to the executor. Reports a
   /// launch beside the capture of its own thread, which no event joins to it.
   void launch(int which, void* stream, Work work);

@@ -55,7 +55,7 @@ CUresult cuMemFree(CUdeviceptr address) {
 
 CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, std::size_t bytes) {
   DMUON_DEVICE_LOCKED;
-  DMUON_RETURN_UNLESS(ready_to_wait(device));
+  DMUON_RETURN_UNLESS(ready_to_copy(device));
   device.synchronise();
   if (bytes > 0) std::memcpy(reinterpret_cast<void*>(to), from, bytes);
   return CUDA_SUCCESS;
@@ -63,17 +63,18 @@ CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, std::size_t bytes) {
 
 CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, std::size_t bytes) {
   DMUON_DEVICE_LOCKED;
-  DMUON_RETURN_UNLESS(ready_to_wait(device));
+  DMUON_RETURN_UNLESS(ready_to_copy(device));
   device.synchronise();
   DMUON_RETURN_UNLESS(ready(device));
   if (bytes > 0) std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
   return CUDA_SUCCESS;
 }
 
-CUresult cuStreamCreate(CUstream* stream, unsigned) {
+CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
   DMUON_DEVICE_LOCKED;
   DMUON_RETURN_UNLESS(ready(device));
   *stream = reinterpret_cast<CUstream>(device.keep(char{}));
+  device.streams[*stream].blocking = flags != CU_STREAM_NON_BLOCKING;
   return CUDA_SUCCESS;
 }
 
