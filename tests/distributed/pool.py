@@ -224,6 +224,15 @@ def _work(rank: int, size: int, port: int, device_type: str, is_default: bool, c
             os._exit(1)
 
 
+def _told(errors: dict[int, str]) -> str:
+    """Of ranks that merely lost a peer the last line, and then the others': a log that is cut keeps its end."""
+    lost = {rank for rank, error in errors.items() if "gloo/transport" in error}
+    if lost == errors.keys():
+        lost = set()
+    lines = [f"--- rank {rank} ---\n{errors[rank].splitlines()[-1]}" for rank in sorted(lost)]
+    return "\n".join(lines + [f"--- rank {rank} ---\n{errors[rank]}" for rank in sorted(errors.keys() - lost)])
+
+
 class RankPool:
     """`size` processes on gloo; `run` calls one function on all ranks of a mesh and returns their results."""
 
@@ -252,21 +261,22 @@ class RankPool:
             RankFailed: a rank raised or did not answer; the processes are then replaced.
         """
         self.begin(function, mesh, **kwargs)
-        results, errors = [], []
+        results, errors = [], {}
         deadline = time.monotonic() + self._answer_s
-        for rank, (_, connection) in enumerate(self._workers):
+        for rank, (process, connection) in enumerate(self._workers):
             try:
                 answered = connection.poll(max(0.0, deadline - time.monotonic()))
                 kind, value = connection.recv() if answered else ("error", "no answer in time")
             except (EOFError, ConnectionResetError):
-                kind, value = "error", "the process died"
+                process.join(10)
+                kind, value = "error", f"the process died, exit code {process.exitcode}"
             if kind == "error":
-                errors.append(f"--- rank {rank} ---\n{value}")
+                errors[rank] = value
             elif kind == "ok":
                 results.append(value)
         if errors:
             self.close()
-            raise RankFailed("\n".join(errors))
+            raise RankFailed(_told(errors))
         assert len(results) == torch.Size(mesh).numel()
         return results
 

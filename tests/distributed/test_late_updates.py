@@ -40,6 +40,36 @@ class Run:
         return [tensor.clone() for state in states for tensor in state.values() if type(tensor) is torch.Tensor]
 
 
+WAYS: list[Callable[[dict[str, torch.Tensor]], list[Any]]] = [
+    lambda state: [state[name] for name in state],
+    lambda state: [state.get(name) for name in state.keys()],
+    lambda state: [tensor for _, tensor in state.items()],
+    lambda state: list(dict(state).values()),
+    lambda state: list({**state}.values()),
+    lambda state: list(state.copy().values()),
+    lambda state: list((state | {}).values()),
+    lambda state: list(({} | state).values()),
+    lambda state: list(copy.copy(state).values()),
+    lambda state: [state.setdefault(name) for name in state],
+    lambda state: [repr(state)],
+]
+
+
+def owned_elsewhere(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and type(value) is not torch.Tensor
+
+
+def states_by(way: int) -> Callable[[Run], Any]:
+    """Reads a state by one of WAYS, before all others."""
+
+    def read(run: Run) -> Any:
+        states = [run.optimizer.state[leaf] for leaf in reversed(run.optimizer._runtime.placeholders)]
+        found = [value for state in states if state for value in WAYS[way](state)]
+        return [value.clone() if type(value) is torch.Tensor else value for value in found if not owned_elsewhere(value)]
+
+    return read
+
+
 def state_dicts(run: Run) -> Any:
     return copy.deepcopy([run.model.state_dict(), run.optimizer.state_dict()])
 
@@ -88,6 +118,7 @@ def scaled(run: Run) -> Any:
 
 READERS: dict[str, Callable[[Run], Any]] = {
     "opt.state": Run.owned,
+    **{f"opt.state, way {way}": states_by(way) for way in range(len(WAYS))},
     "state dicts": state_dicts,
     "full_params": full_params,
     "a write-back": written_back,
@@ -132,6 +163,7 @@ def test_a_reader_waits_for_the_update(ranks, reader):
         pairs = list(zip(flat(one), flat(other), strict=True))
         assert pairs
         assert all(torch.equal(first, second) for first, second in pairs)
+        assert str(one) == str(other)
 
 
 def changed_after_the_call(s: Session) -> None:

@@ -9,7 +9,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 #include "dmuon/core/error.h"
@@ -313,8 +315,19 @@ class FailsInApply final : public Update {
   bool fails_;
 };
 
-// The rank that fails has not come to the publications that wait for its update. So its peer finds
-// out that it waits in vain as soon as that rank's program ends.
+void expect_failed_update(const std::function<void()>& call) {
+  try {
+    call();
+    ADD_FAILURE() << "did not raise";
+  } catch (const std::runtime_error& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("dmuon: in the update of '"), std::string::npos) << text;
+    EXPECT_NE(text.find(" more in step 1"), std::string::npos) << text;
+    EXPECT_TRUE(text.ends_with(": no memory")) << text;
+  }
+}
+
+// Its peer finds out that it waits in vain although the rank's program and its connections go on.
 TEST(Engine, EndsTheWaitsOfOthersWhereAnUpdateFails) {
   for (const Mesh mesh : {Mesh{1, 2}, Mesh{2, 1}}) {
     const Setting setting = setting_on(mesh);
@@ -329,8 +342,7 @@ TEST(Engine, EndsTheWaitsOfOthersWhereAnUpdateFails) {
       model.step(kAll, 1);  // traced, so that a step sends weights
       engine.agree();
       if (rank == 1) {
-        EXPECT_THROW(engine.step(std::make_shared<FailsInApply>(true)), std::domain_error);
-        shared.leave(std::chrono::milliseconds(0));
+        expect_failed_update([&] { engine.step(std::make_shared<FailsInApply>(true)); });
         while (!raised && Clock::now() - start < wire::kTimeout)  // its connections stay open
           std::this_thread::sleep_for(std::chrono::milliseconds(5));
         return;
@@ -360,7 +372,7 @@ TEST(Engine, RaisesOnAllRanksWhereALateUpdateFails) {
       engine->step(std::make_shared<FailsInApply>(rank == 1));
       engine->end_step();
       if (rank == 1) {
-        EXPECT_THROW(model.step(kAll, 1), std::domain_error);
+        expect_failed_update([&] { model.step(kAll, 1); });
         while (!raised && Clock::now() - start < wire::kTimeout)  // its connections stay open
           std::this_thread::sleep_for(std::chrono::milliseconds(5));
         return;
@@ -374,6 +386,45 @@ TEST(Engine, RaisesOnAllRanksWhereALateUpdateFails) {
         EXPECT_NE(text.find("is over: the update of '"), std::string::npos) << text;
         EXPECT_NE(text.find("in step 1 has failed: no memory"), std::string::npos) << text;
       }
+      raised = true;
+    });
+    EXPECT_LT(Clock::now() - start, wire::kTimeout / 2);
+  }
+}
+
+// The lanes hold what the failed model had sent ahead, so the other model's messages fail as well.
+TEST(Engine, RaisesOnAllRanksWhereTheLateUpdateOfAnotherModelFails) {
+  for (const Mesh mesh : {Mesh{1, 2}, Mesh{2, 1}}) {
+    Setting setting = setting_on(mesh);
+    setting.step.late_updates = true;
+    const auto start = Clock::now();
+    std::atomic<bool> raised = false;
+    wire::run_ranks(2, [&](int rank, const wire::StorePtr& store) {
+      const wire::SharedMesh shared = make_mesh(setting, store, rank);
+      const EngineOptions options{.step = setting.step};
+      Engine failing(options, shared, plan_of(setting.parameters, mesh), unit_specs(setting));
+      Engine other(options, shared, plan_of(setting.parameters, mesh), unit_specs(setting));
+      Model failing_model(failing);
+      Model other_model(other);
+      for (Engine* engine : {&failing, &other}) {
+        set_masters(*engine, 1);
+        (engine == &failing ? failing_model : other_model).step(kAll, 1);  // traced, as above
+        engine->agree();
+      }
+      failing.step(std::make_shared<FailsInApply>(rank == 1));
+      failing.end_step();
+      const auto go_on = [&] {
+        other.step(std::make_shared<FailsInApply>(false));
+        other.end_step();
+        other_model.step(kAll, 1);
+      };
+      if (rank == 1) {
+        expect_failed_update(go_on);
+        while (!raised && Clock::now() - start < wire::kTimeout)  // its connections stay open
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        return;
+      }
+      EXPECT_THROW(go_on(), core::CommError);
       raised = true;
     });
     EXPECT_LT(Clock::now() - start, wire::kTimeout / 2);

@@ -20,7 +20,7 @@ from dmuon import _C
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILDS = ("release", "gpu")
-TESTS_S, SANITIZER_S = 60, 30
+TESTS_S, SANITIZER_S = 60, 90
 # Without the emulator's own tests and `Unavailable`. Memory beyond 2^31 entries takes a sanitizer long.
 TESTS = "-Unavailable.*:Emulator*:Warp*:Copies*"
 SANITIZED = (

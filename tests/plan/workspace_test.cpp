@@ -47,7 +47,7 @@ TEST(Workspace, OnCpusIsThatOfSmallMatricesWhichCachesHold) {
   options.on_cpu = true;
   options.ns_bytes = 4;
   EXPECT_EQ(workspace_bytes({64, 64}, 10, options), bytes({64, 64}, 10, 4));
-  EXPECT_EQ(workspace_bytes({64, 64}, 1000, options), 3 << 19);
+  EXPECT_EQ(workspace_bytes({64, 64}, 1000, options), bytes({64, 64}, 1000, 4));
 }
 
 TEST(Workspace, RoundsSidesUpTo8OnAcceleratorsIn16Bits) {

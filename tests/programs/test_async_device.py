@@ -111,6 +111,41 @@ def test_training_on_another_stream(device_ranks, wrap, order):
     Truth(program).check_all([outcome for outcome, _ in answers])
 
 
+def read_beside(mesh: Any, order: str) -> tuple[list[torch.Tensor], list[str]]:
+    """A side stream reads a state after a step; then the main one zeroes gradients, which the update still reads."""
+    import async_device
+
+    async_device.reset()
+    async_device.configure(order=order, seed=mesh.get_rank())
+    torch.manual_seed(0)
+    device = torch.device("emulated", torch.emulated.current_device())
+    model = torch.nn.Sequential(*(torch.nn.Linear(24, 24, bias=False) for _ in range(3)))
+    x = torch.randn(4, 24).to(device)
+    model.to(device)
+    dmuon.dedicate_params(model, mesh, costs="modelled", late_updates=True)
+    optimizer = dmuon.Muon(model, lr=0.1)
+    beside = torch.emulated.Stream()
+    for _ in range(3):
+        model(x).square().mean().backward()
+        optimizer.step()
+        with torch.emulated.stream(beside):
+            for leaf in optimizer._runtime.placeholders:
+                optimizer.state[leaf].get("momentum_buffer")
+        optimizer.zero_grad(set_to_none=False)
+    with dmuon.full_params(model):
+        found = [p.detach().cpu() for p in model.parameters()]
+    return found, async_device.races()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_all_streams_wait_for_a_late_update(device_ranks, order):
+    answers = device_ranks.run(read_beside, (2, 2), order=order)
+    races = [race for _, found in answers for race in found]
+    assert not races, f"{len(races)} races, first: {races[0]}"
+    expected = device_ranks.run(read_beside, (2, 2), order="issue_order")[0][0]
+    assert all(torch.equal(one, other) for weights, _ in answers for one, other in zip(weights, expected, strict=True))
+
+
 def forward_in_branches(model: Net, x: torch.Tensor, uses: tuple[int, ...]) -> torch.Tensor:
     """Blocks in pairs that compute with the same input: on a device at once, on a stream each, hooks and all."""
     route, x = route_of(x), model.stem(x)

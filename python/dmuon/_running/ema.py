@@ -49,9 +49,8 @@ class Ema:
         self.decay, self.num_updates = decay, 0
         runtime.num_means += 1
         self._name = f"mean {runtime.num_means}"
-        owned = runtime.engine.owned()
-        owned.add(self._name)
-        weakref.finalize(self, owned.remove, self._name).atexit = False
+        runtime.engine.owned().add(self._name)
+        weakref.finalize(self, runtime.engine.remove_owned, self._name).atexit = False
         self._leaves = [index for index, p in enumerate(runtime.placeholders) if p.requires_grad]
         self._others = {
             clean_name(name): parameter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import ItemsView, ValuesView
+from collections.abc import ItemsView, Iterator, ValuesView
 from typing import Any
 
 import torch
@@ -43,7 +43,34 @@ class OwnedState(dict[str, torch.Tensor]):
         self._finish_update()
         return super().values()
 
+    def pop(self, name: str, *default: Any) -> Any:
+        """Removes a tensor, and returns it."""
+        self._finish_update()
+        return super().pop(name, *default)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        """Returns a tensor, or adds `default`."""
+        self._finish_update()
+        return super().setdefault(name, default)
+
+    def copy(self) -> dict[str, torch.Tensor]:
+        """Returns a plain dict with the tensors."""
+        return dict(self.items())
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self.copy()
+
+    def __iter__(self) -> Iterator[str]:
+        """Returns the names. dict(state), {**state} and d.update(state) read by `__getitem__`, because this exists."""
+        return super().__iter__()
+
+    def __repr__(self) -> str:
+        self._finish_update()
+        return super().__repr__()
+
     def __reduce__(self) -> Any:
         """Copies and pickles as a plain dict."""
-        self._finish_update()
-        return dict, (dict(super().items()),)
+        return dict, (self.copy(),)

@@ -234,6 +234,7 @@ void add_step(EngineClass& engine) {
       .def("host_sums", &Engine::host_sums, kInside)
       .def("drain", &Engine::drain, no_gil)
       .def("finish_update", &Engine::finish_update, no_gil)
+      .def("remove_owned", &Engine::remove_owned, py::arg("name"))
       .def("settle", &Engine::settle, no_gil)
       .def("end_failed_backward", &Engine::end_failed_backward, no_gil)
       .def("settle_step", &Engine::settle_step, no_gil);

@@ -95,6 +95,7 @@ void Engine::settle_step() {
     verdict_.reset();
     take_new_gradients();
   }
+  finish_update();
   resolver_.settle_step();
   if (backward) give_placeholder_gradients();
 }
@@ -220,6 +221,7 @@ void Engine::open_backward() {
   take_new_gradients();
   executor_.profile().set_phase(Phase::kBackward);
   enter("a backward");
+  finish_update();  // which reads the gradients that routes change, whatever stream awaited it
   // Another backward through the graph, such as one that creates a graph, reads kept weights again.
   resolver_.begin_backward(keeps_graph() && !options_.step.reshard_after_forward);
   open_uses_.forget_backwards();
@@ -393,8 +395,14 @@ void Engine::step(std::shared_ptr<Update> update) {
   if (options_.step.late_updates) forget.release();
 }
 
+void Engine::remove_owned(const std::string& name) {
+  if (resolver_.has_update()) return removed_.push_back(name);
+  owned().remove(name);
+}
+
 void Engine::publish() {
   settle();
+  finish_update();
   has_second_order_ = false;
   executor_.profile().set_phase(Phase::kStep);
   resolver_.publish();

@@ -177,7 +177,14 @@ class Engine : private schedule::Performer {
   /// Waits for the update of the last step, if it is late; on a device the current stream does. All
   /// calls of this class wait that read or write owned tensors, and every backward does. A caller
   /// that has such a tensor already waits itself.
-  void finish_update() { resolver_.finish_update(); }
+  void finish_update() {
+    resolver_.finish_update();
+    executor_.await_update();
+    for (const std::string& name : std::exchange(removed_, {})) owned().remove(name);
+  }
+
+  /// Removes a named tensor of this rank, at once or when no update reads owned tensors any more.
+  void remove_owned(const std::string& name);
 
   /// As step(), where the owners' weights have been changed by other means.
   void publish();
@@ -253,7 +260,8 @@ class Engine : private schedule::Performer {
   core::Vector<core::LeafIndex, at::Tensor> placeholder_gradients_;
 
   schedule::Resolver resolver_;
-  std::weak_ptr<bool> backward_;  // alive while the backward that opened the pass is
+  std::vector<std::string> removed_;  // owned tensors, while an update may read their names
+  std::weak_ptr<bool> backward_;      // alive while the backward that opened the pass is
   OpenUses open_uses_;
   std::int64_t num_backwards_ = 0;
   bool has_second_order_ = false;  // since weights were new, or a backward gave up its graph

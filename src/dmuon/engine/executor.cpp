@@ -118,7 +118,7 @@ void Executor::enqueue(const Operation& operation, wire::Work work) {
     what = described(operation.kind, operation.unit());
     made.number = mesh_.watch->reach(watch::Rendezvous::kOperation, what);
   }
-  if (schedule::is_on_batch(operation.kind)) made.number = num_updates_;
+  if (schedule::is_on_batch(operation.kind)) made.number = update_->number;
   made.done = (*mesh_.lanes)[lane].enqueue(pool_->device(), timed, std::move(after));
   if (meets_others && !pool_->device().is_cpu())
     mesh_.on_device->add({made.number, std::move(what)}, made.done, pool_->device());
@@ -142,7 +142,7 @@ void Executor::finish(watch::Rendezvous what, const wire::Event& event, std::int
                       const std::function<std::string()>& where) {
   mesh_.watch->wait(what, number, where, [&](std::chrono::milliseconds most) {
     if (!event.wait_for(most)) return false;
-    wait_for_update(event);
+    event.wait();
     return true;
   });
 }

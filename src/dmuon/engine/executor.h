@@ -35,6 +35,14 @@ struct Newest {
   std::int64_t number = 0;  ///< by which the Watch knows it, or its update if it is on a batch
 };
 
+/// The update of a step.
+struct StepUpdate {
+  std::shared_ptr<Update> update;
+  std::string when;                  ///< see Executor::when
+  std::int64_t after_operation = 0;  ///< the rank had come to it before, by the Watch's count
+  std::int64_t number = 0;           ///< by the Watch's count: with tensor parallelism alone
+};
+
 /// A unit on this rank.
 struct UnitState {
   std::unique_ptr<wire::UnitBuffers> buffers;
@@ -77,6 +85,8 @@ class Executor {
 
   /// Sets who performs operations on batches from now on. Operations that were issued keep theirs.
   void set_update(std::shared_ptr<Update> update);
+  /// The current stream waits for what kFinishUpdate has waited for on others.
+  void await_update() const { update_awaited_.wait(); }
 
   /// The sum over all ranks, in place, behind all that is in flight. Not on a CPU, whose ranks have
   /// the verdict's group for it.
@@ -137,12 +147,11 @@ class Executor {
   void await(const schedule::Operation& operation);
   std::string described(schedule::Kind kind, core::UnitIndex unit) const;
   static void take_gradients(UnitState* state);
-  std::string described(core::BatchIndex batch) const;
+  std::string described(core::BatchIndex batch, const StepUpdate& of) const;
   void finish(schedule::Kind kind, const schedule::Subject& subject);
   void finish_update(schedule::Kind kind, const schedule::Subject& subject, const Newest& awaited);
-  /// Waits for an operation that may depend on an update. Tells the other ranks if that failed.
-  void wait_for_update(const wire::Event& event);
-  void tell_of_failed_update(const std::string& why);
+  void tell_of_failed_update(core::BatchIndex batch, const StepUpdate& of,
+                             const std::string& why) const;
   void finish(watch::Rendezvous what, const wire::Event& event, std::int64_t number,
               const std::function<std::string()>& where);
 
@@ -152,10 +161,8 @@ class Executor {
   wire::Owned owned_;
   core::Vector<core::UnitIndex, UnitState> states_;
   core::Vector<core::BatchIndex, schedule::PerKind<Newest>> batches_;
-  std::shared_ptr<Update> update_;
-  std::int64_t num_updates_ = 0;    // by the Watch's count: with tensor parallelism alone
-  std::int64_t before_update_ = 0;  // operations that this rank had come to, by the Watch's count
-  std::string update_when_;         // the newest update was
+  std::shared_ptr<const StepUpdate> update_;
+  wire::StreamMark update_awaited_;
   Profile profile_;
   pid_t process_;  // that made it: a forked child has no lanes
   int model_;

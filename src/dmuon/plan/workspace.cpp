@@ -9,9 +9,9 @@ namespace {
 
 constexpr std::int64_t kUpdateBytes = 4;  // fp32
 
-// CPUs update a batch piece by piece. A piece is a matrix, or small matrices that caches hold
-// (newton_schulz/products/cpu.cpp).
-constexpr std::int64_t kPieceBytes = std::int64_t{3} << 19;
+// From this short side on CPUs update one matrix after the other. How many smaller ones go together
+// depends on a rank's threads (newton_schulz/products/cpu.cpp), so a plan counts them all.
+constexpr std::int64_t kLeastSideAlone = 256;
 
 }  // namespace
 
@@ -48,10 +48,8 @@ std::int64_t workspace_bytes(const Shape& given, std::size_t num_batch,
       given.tensor_parallel ? 4 * (kUpdateBytes + options.ns_bytes) * given.num_elements() : 0;
   const std::int64_t all =
       static_cast<std::int64_t>(num_batch) * (std::max(before, iteration) + exchange);
-  if (!options.on_cpu || given.tensor_parallel) return all;
-  const std::int64_t one =
-      all / std::max<std::int64_t>(1, static_cast<std::int64_t>(num_batch) * shape.num_matrices);
-  return std::min(all, std::max(one, kPieceBytes));
+  if (!options.on_cpu || given.tensor_parallel || side < kLeastSideAlone) return all;
+  return all / std::max<std::int64_t>(1, static_cast<std::int64_t>(num_batch) * shape.num_matrices);
 }
 
 }  // namespace dmuon::plan

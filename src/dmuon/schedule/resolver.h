@@ -123,6 +123,8 @@ class Resolver {
   /// Lets compute wait for the batches of a late update. A backward, settle_step() and step() begin
   /// with it; a forward does not. Comes before all else that reads or writes what owners hold.
   void finish_update();
+  /// True if an update has been issued for which nothing has waited.
+  bool has_update() const { return !updates_.empty(); }
   /// As step(), where the owners' weights were changed by other means: updates no batch.
   void publish() { renew(/*updates=*/false); }
   /// Waits for all routes in the order of issue.

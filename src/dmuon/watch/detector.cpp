@@ -9,6 +9,7 @@ namespace dmuon::watch {
 
 std::int64_t Detector::reach(Rendezvous what, const std::string& described, Time now) {
   std::int64_t& reached = own_.reached[static_cast<std::size_t>(what)];
+  if (taken_back_) return reached;
   if (what == Rendezvous::kOperation) {
     own_.issue(described);
   } else {
@@ -62,6 +63,7 @@ bool Detector::end(const std::string& why, bool failed) {
 
 void Detector::end_after(std::int64_t operation, std::int64_t update, const std::string& why) {
   if (!end(why)) return;
+  taken_back_ = true;
   own_.take_back_to(operation);
   std::int64_t& updates = own_.reached[static_cast<std::size_t>(Rendezvous::kUpdate)];
   updates = std::min(updates, update);

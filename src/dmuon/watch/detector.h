@@ -82,8 +82,8 @@ class Detector {
   ///                comparison, agreement or update in which it waits: these pass words or slices
   ///                on from rank to rank, so others may wait for them still.
   bool end(const std::string& why, bool failed = false);
-  /// As end(). The rank has come to operations and updates beyond these numbers, which do not
-  /// happen.
+  /// As end(). What the rank has come to beyond these numbers counts as not reached, and so does
+  /// all that it comes to until it finds out: some of it may not happen.
   void end_after(std::int64_t operation, std::int64_t update, const std::string& why);
 
   Report report(std::int64_t now_ms) const;
@@ -141,6 +141,7 @@ class Detector {
   Report own_;
   /// The operation in which it has left, by number and words.
   std::optional<std::pair<std::int64_t, std::string>> left_;
+  bool taken_back_ = false;      // by end_after()
   bool host_waits_ = false;      // in begin_wait()
   bool device_waits_ = false;    // at the last see_device()
   std::int64_t wait_ = 0;        // counts waits and the times between them

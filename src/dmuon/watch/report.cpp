@@ -187,8 +187,7 @@ Report report_from(const std::string& text) {
 // Old reports give no false diagnosis:
 //
 // All ranks come to all rendezvous, of whatever kind, in one order. So each report has a position
-// in one sequence, and a rank's position only grows. It takes operations back only when it is over,
-// if they do not happen.
+// in one sequence, and a rank's position only grows. It takes operations back only when it is over.
 //
 // A rank that waits has come to the rendezvous that it waits for. So if it misses another rank, its
 // report has the later position, whenever the two were stored.

@@ -65,12 +65,6 @@ bool Event::has_happened() const {
   }
 }
 
-bool Event::has_failed() const {
-  if (!state_ || state_->event) return false;
-  const std::scoped_lock lock(state_->mutex);
-  return state_->error != nullptr;
-}
-
 class Lane::Worker {
  public:
   Worker(const std::string& name, Purpose purpose) : purpose_(purpose) {

@@ -27,9 +27,6 @@ class Event {
   /// True if the host knows, without waiting, that it has happened or failed. Thread-safe.
   bool has_happened() const;
 
-  /// True if the host knows that it has failed: wait() would throw. Thread-safe.
-  bool has_failed() const;
-
   struct State;
 
  private:
