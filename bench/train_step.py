@@ -3,10 +3,10 @@
     torchrun --nproc-per-node 4 bench/train_step.py --mesh 2x2 --json out/bench/2x2.json
     python bench/train_step.py --mesh 1  # FSDP2 on one rank
 
-"alone" is what the busiest link between nodes would take for the step's bytes, and this machine's processors for the
-time of all ranks: no step is shorter. "host" is the time until the host has issued a step, on a GPU; on CPUs it is the
-step's time. The first step of every block is not timed, see Contender.train. The ratio to AdamW is the median over the
-rounds of paired block times, with its order-statistic 95 % interval.
+"least" is what the busiest link between nodes would take for the step's bytes, and this machine's processors for the
+time of all ranks: no step is shorter if all ranks run here. "host" is the time until the host has issued a step, on a
+GPU; on CPUs it is the step's time. The first step of every block is not timed, see Contender.train. The ratio to AdamW
+is the median over the rounds of paired block times, with its order-statistic 95 % interval.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def show_waits(label: str, row: dict[str, Any]) -> None:
 
 def show(summary: dict[str, Any]) -> None:
     columns = f"{'step':>9}{'forward':>9}{'backward':>9}{'optim':>9}{'host':>9}  {'x AdamW':22}"
-    print(f"{'':9}{columns}{'MB sent: intra, max':>21}{'inter, max':>16}{'alone: wire':>13}{'processors':>12}")
+    print(f"{'':9}{columns}{'MB sent: intra, max':>21}{'inter, max':>16}{'least: wire':>13}{'processors':>12}")
     for name, row in summary.items():
         ratio = str(Ratio(**row["ratio_to_adamw"])) if "ratio_to_adamw" in row and name != "adamw" else ""
         intra, intra_max, inter, inter_max = (
@@ -252,11 +252,11 @@ def show(summary: dict[str, Any]) -> None:
         )
         sent = f"{intra:14.2f}{intra_max:7.2f}{inter:9.2f}{inter_max:7.2f}"
         wire = "" if row["wire_ms"] is None else f"{row['wire_ms']:.1f}"
-        alone = f"{wire:>13}{row['processors_ms']:12.1f}"
+        least = f"{wire:>13}{row['processors_ms']:12.1f}"
         print(
             f"{label_of(name):9}"
             + "".join(f"{row[f'{part}_ms']:9.1f}" for part in PARTS)
-            + f"  {ratio:22}{sent}{alone}"
+            + f"  {ratio:22}{sent}{least}"
         )
     for name, row in summary.items():
         if "above_adamw_ms" in row and name != "adamw":

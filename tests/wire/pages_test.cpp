@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,12 +16,12 @@
 namespace dmuon::wire {
 namespace {
 
-constexpr std::size_t kPage = 4096;
+std::uintptr_t page_size() { return static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE)); }
 
 // True if the page at an address belongs to the process.
 bool is_mapped(const void* address) {
   unsigned char resident = 0;
-  const auto page = reinterpret_cast<std::uintptr_t>(address) / kPage * kPage;
+  const auto page = reinterpret_cast<std::uintptr_t>(address) / page_size() * page_size();
   return mincore(reinterpret_cast<void*>(page), 1, &resident) == 0 || errno != ENOMEM;
 }
 
@@ -28,7 +29,7 @@ TEST(Pages, AreZerosAndLeaveTheProcessWithTheirBlock) {
   const std::size_t size = kOwnPages + 1;
   c10::DataPtr block = page_allocator()->allocate(size);
   auto* const bytes = static_cast<char*>(block.mutable_get());
-  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(bytes) % kPage, 0U);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(bytes) % page_size(), 0U);
   EXPECT_TRUE(std::all_of(bytes, bytes + size, [](char byte) { return byte == 0; }));
   std::memset(bytes, 1, size);
   EXPECT_TRUE(is_mapped(bytes + size - 1));

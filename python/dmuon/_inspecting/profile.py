@@ -39,7 +39,8 @@ _HIDDEN = {"messages": (COMMUNICATION, WAITS), "updates": (("update",), (*WAITS,
 class Overlap:
     """Seconds a rank and step, by what was busy.
 
-    The wire is the lane between nodes, on one node the lane inside it. Compute is the units' modules, without waits.
+    The wire is the lane between nodes, on one node the lane inside it. It counts as busy while a message waits for a
+    peer, or on its lane for an update. Compute is the units' modules, without waits.
 
     Attributes:
         both: the wire and compute.
