@@ -225,7 +225,7 @@ def _work(rank: int, size: int, port: int, device_type: str, is_default: bool, c
 
 
 def _told(errors: dict[int, str]) -> str:
-    """Of ranks that merely lost a peer the last line, and then the others': a log that is cut keeps its end."""
+    """The errors of all ranks. Ranks that merely lost a peer come first, with a line each: a cut log keeps its end."""
     lost = {rank for rank, error in errors.items() if "gloo/transport" in error}
     if lost == errors.keys():
         lost = set()

@@ -9,8 +9,8 @@ namespace {
 
 constexpr std::int64_t kUpdateBytes = 4;  // fp32
 
-// From this short side on CPUs update one matrix after the other. How many smaller ones go together
-// depends on a rank's threads (newton_schulz/products/cpu.cpp), so a plan counts them all.
+// CPUs update one matrix after the other from this short side on. A rank's threads decide how many
+// smaller ones go together (newton_schulz/products/cpu.cpp), so a plan counts them all.
 constexpr std::int64_t kLeastSideAlone = 256;
 
 }  // namespace
