@@ -82,8 +82,8 @@ class Detector {
   ///                comparison, agreement or update in which it waits: these pass words or slices
   ///                on from rank to rank, so others may wait for them still.
   bool end(const std::string& why, bool failed = false);
-  /// As end(). Takes back what the rank has come to beyond these numbers, because some of it may not
-  /// happen. What the rank comes to afterwards does not count.
+  /// As end(). Takes back what the rank has come to beyond these numbers, because some of it may
+  /// not happen. What the rank comes to afterwards does not count.
   void end_after(std::int64_t operation, std::int64_t update, const std::string& why);
 
   Report report(std::int64_t now_ms) const;
