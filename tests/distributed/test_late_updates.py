@@ -42,7 +42,7 @@ class Run:
 
 WAYS: list[Callable[[dict[str, torch.Tensor]], list[Any]]] = [
     lambda state: [state[name] for name in state],
-    lambda state: [state.get(name) for name in state.keys()],
+    lambda state: [state.get(name) for name in list(state)],
     lambda state: [tensor for _, tensor in state.items()],
     lambda state: list(dict(state).values()),
     lambda state: list({**state}.values()),
@@ -65,7 +65,8 @@ def states_by(way: int) -> Callable[[Run], Any]:
     def read(run: Run) -> Any:
         states = [run.optimizer.state[leaf] for leaf in reversed(run.optimizer._runtime.placeholders)]
         found = [value for state in states if state for value in WAYS[way](state)]
-        return [value.clone() if type(value) is torch.Tensor else value for value in found if not owned_elsewhere(value)]
+        here = [value for value in found if not owned_elsewhere(value)]
+        return [value.clone() if isinstance(value, torch.Tensor) else value for value in here]
 
     return read
 
