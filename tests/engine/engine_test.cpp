@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "dmuon/core/error.h"
 #include "dmuon/engine/autograd.h"
@@ -327,6 +328,13 @@ void expect_failed_update(const std::function<void()>& call) {
   }
 }
 
+// Meanwhile the connections of the rank stay open.
+void stay_until(const std::atomic<bool>& raised) {
+  const auto start = Clock::now();
+  while (!raised && Clock::now() - start < wire::kTimeout)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+}
+
 // Its peer finds out that it waits in vain although the rank's program and its connections go on.
 TEST(Engine, EndsTheWaitsOfOthersWhereAnUpdateFails) {
   for (const Mesh mesh : {Mesh{1, 2}, Mesh{2, 1}}) {
@@ -343,9 +351,7 @@ TEST(Engine, EndsTheWaitsOfOthersWhereAnUpdateFails) {
       engine.agree();
       if (rank == 1) {
         expect_failed_update([&] { engine.step(std::make_shared<FailsInApply>(true)); });
-        while (!raised && Clock::now() - start < wire::kTimeout)  // its connections stay open
-          std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        return;
+        return stay_until(raised);
       }
       engine.step(std::make_shared<FailsInApply>(false));
       engine.end_step();
@@ -373,9 +379,7 @@ TEST(Engine, RaisesOnAllRanksWhereALateUpdateFails) {
       engine->end_step();
       if (rank == 1) {
         expect_failed_update([&] { model.step(kAll, 1); });
-        while (!raised && Clock::now() - start < wire::kTimeout)  // its connections stay open
-          std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        return;
+        return stay_until(raised);
       }
       try {
         model.step(kAll, 1);
@@ -406,9 +410,9 @@ TEST(Engine, RaisesOnAllRanksWhereTheLateUpdateOfAnotherModelFails) {
       Engine other(options, shared, plan_of(setting.parameters, mesh), unit_specs(setting));
       Model failing_model(failing);
       Model other_model(other);
-      for (Engine* engine : {&failing, &other}) {
+      for (auto [engine, model] : {std::pair(&failing, &failing_model), {&other, &other_model}}) {
         set_masters(*engine, 1);
-        (engine == &failing ? failing_model : other_model).step(kAll, 1);  // traced, as above
+        model->step(kAll, 1);  // traced, as above
         engine->agree();
       }
       failing.step(std::make_shared<FailsInApply>(rank == 1));
@@ -420,9 +424,7 @@ TEST(Engine, RaisesOnAllRanksWhereTheLateUpdateOfAnotherModelFails) {
       };
       if (rank == 1) {
         expect_failed_update(go_on);
-        while (!raised && Clock::now() - start < wire::kTimeout)  // its connections stay open
-          std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        return;
+        return stay_until(raised);
       }
       EXPECT_THROW(go_on(), core::CommError);
       raised = true;
