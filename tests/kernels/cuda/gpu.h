@@ -94,6 +94,28 @@ class Reserved {
   unsigned long long address_ = 0;
 };
 
+/// The graph of what a stream has captured. Its maker began the capture; the constructor ends it.
+class CapturedGraph {
+ public:
+  explicit CapturedGraph(void* stream) : stream_(stream) {
+    EXPECT_EQ(call("cuStreamEndCapture", stream, &graph_), 0);
+    EXPECT_EQ(call("cuGraphInstantiateWithFlags", &executable_, graph_, 0ULL), 0);
+  }
+  ~CapturedGraph() {
+    EXPECT_EQ(call("cuGraphExecDestroy", executable_), 0);
+    EXPECT_EQ(call("cuGraphDestroy", graph_), 0);
+  }
+  CapturedGraph(const CapturedGraph&) = delete;
+  CapturedGraph& operator=(const CapturedGraph&) = delete;
+
+  void launch() const { ASSERT_EQ(call("cuGraphLaunch", executable_, stream_), 0); }
+
+ private:
+  void* stream_;
+  void* graph_ = nullptr;
+  void* executable_ = nullptr;
+};
+
 /// A test on device 0 with a stream.
 class GpuTest : public testing::Test {
  protected:

@@ -56,17 +56,14 @@ class LibraryTest : public GpuTest {};
 
 TEST_F(LibraryTest, ACaptureRecordsALaunchAndReplaysIt) {
   const Row row;
-  void* graph = nullptr;
-  void* executable = nullptr;
   EXPECT_FALSE(is_captured(stream_));
   ASSERT_EQ(call("cuStreamBeginCapture_v2", stream_, 0), 0);
   EXPECT_TRUE(is_captured(stream_));
   row.add(2, stream_);
-  ASSERT_EQ(call("cuStreamEndCapture", stream_, &graph), 0);
+  const CapturedGraph graph(stream_);
   EXPECT_FALSE(is_captured(stream_));
   EXPECT_EQ(row.w.values()[0], 1);  // nothing ran
-  ASSERT_EQ(call("cuGraphInstantiateWithFlags", &executable, graph, 0ULL), 0);
-  for (int i = 0; i < 3; ++i) ASSERT_EQ(call("cuGraphLaunch", executable, stream_), 0);
+  for (int i = 0; i < 3; ++i) graph.launch();
   EXPECT_EQ(synchronise(), 0);
   EXPECT_EQ(row.w.values(), std::vector<float>(40, 7));
 }

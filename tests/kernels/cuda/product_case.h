@@ -241,16 +241,13 @@ class SymmetricTest : public GpuTest {
     const OnGpu<float> workspace(
         std::vector<float>(static_cast<std::size_t>(workspace_bytes(product, choice, 0) / 4)));
     const OnGpu<std::uint32_t> tickets(std::vector<std::uint32_t>(2, 0));
-    void* graph = nullptr;
-    void* executable = nullptr;
     prepare(0);
     ASSERT_EQ(call("cuStreamBeginCapture_v2", stream_, 0), 0);
     compute(product, choice, workspace.data(), tickets.data(), 0, stream_);
-    ASSERT_EQ(call("cuStreamEndCapture", stream_, &graph), 0);
-    ASSERT_EQ(call("cuGraphInstantiateWithFlags", &executable, graph, 0ULL), 0);
+    const CapturedGraph graph(stream_);
     for (int i = 0; i < 2; ++i) {
       out.set(Entries(39 * 40, kNan));
-      ASSERT_EQ(call("cuGraphLaunch", executable, stream_), 0);
+      graph.launch();
       ASSERT_EQ(synchronise(), 0);
       expect_product(one, out.values());
     }
