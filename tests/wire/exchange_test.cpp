@@ -100,7 +100,7 @@ Sum reduce(Group& group, const at::Tensor& packed, const std::vector<layout::Par
         next += values.numel();
         sum.values.narrow(0, begin, values.numel()).copy_(values);
       },
-      "x");
+      "x")();
   EXPECT_EQ(next, own.size());
   return sum;
 }
@@ -159,7 +159,7 @@ TEST(Exchange, GathersEachPartFromItsMember) {
       run_ranks(size, [&, disguise](int rank, const StorePtr& store) {
         Group group = make_group(store, "g", rank, size, kTimeout, disguise);
         const at::Tensor packed = values_of(rank, total_of(parts), at::kFloat);
-        exchange_of(group).gather(group, packed, parts, "x");
+        exchange_of(group).gather(group, packed, parts, "x")();
         for (int member = 0; member < size; ++member) {
           const at::Tensor sent = values_of(member, total_of(parts), at::kFloat);
           for (const std::int64_t i : elements_of(parts[static_cast<std::size_t>(member)]))
@@ -187,7 +187,7 @@ TEST(Exchange, SumsWhatIsLargeInFp16) {
             taken += values.numel();
             EXPECT_NEAR(values[2].item<double>() * scale, 35'000, 32);  // fp16 counts by 32 there
           },
-          "x");
+          "x")();
       EXPECT_EQ(taken, rank == 0 ? 3 : 0);
     });
   }

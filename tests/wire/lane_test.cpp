@@ -6,9 +6,11 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
+#include <vector>
 
 #include "tests/core/forked_child.h"
 
@@ -121,6 +123,75 @@ TEST(Lane, FinishesWhatIsEnqueuedBeforeItGoes) {
     for (int i = 0; i < 100; ++i) lane.enqueue(c10::kCPU, [&] { ++runs; }, {});
   }
   EXPECT_EQ(runs, 100);
+}
+
+// Else one direction of a link idles while a message of the other one still travels.
+TEST(Lane, BeginsTheNextOperationWhileMessagesTravel) {
+  Lane lane("test");
+  Gate begun;
+  Gate arrived;
+  std::vector<int> ends;
+  const Event first = lane.enqueue(c10::kCPU,
+                                   [&] {
+                                     return Rest([&] {
+                                       arrived.pass();
+                                       ends.push_back(1);
+                                     });
+                                   },
+                                   {});
+  const Event second = lane.enqueue(c10::kCPU,
+                                    [&] {
+                                      begun.open();
+                                      return Rest([&] { ends.push_back(2); });
+                                    },
+                                    {});
+  const Event third = lane.enqueue(c10::kCPU, [] {}, {});
+  begun.pass();
+  for (const Event& event : {first, second, third}) EXPECT_FALSE(event.has_happened());
+  arrived.open();
+  third.wait();
+  EXPECT_TRUE(first.has_happened() && second.has_happened());
+  EXPECT_EQ(ends, (std::vector<int>{1, 2}));
+}
+
+TEST(Lane, EndsNothingAfterMessagesThatFailed) {
+  Lane lane("test");
+  Gate begun;
+  auto buffer = std::make_shared<int>();
+  bool ran = false;
+  lane.enqueue(c10::kCPU,
+               [&] {
+                 return Rest([&] {
+                   begun.pass();
+                   throw std::runtime_error("a peer died");
+                 });
+               },
+               {});
+  const Event in_flight = lane.enqueue(c10::kCPU,
+                                       [&] {
+                                         begun.open();
+                                         return Rest([&ran, buffer] { ran = *buffer == 0; });
+                                       },
+                                       {});
+  EXPECT_THROW(in_flight.wait(), std::runtime_error);
+  EXPECT_EQ(buffer.use_count(), 1);  // nothing receives into it any more
+  EXPECT_THROW(lane.enqueue(c10::kCPU, [&] { ran = true; }, {}).wait(), std::runtime_error);
+  EXPECT_FALSE(ran);
+}
+
+// The peers of those before it wait for their sums.
+TEST(Lane, EndsWhatBeganBeforeAnOperationThatCannotBegin) {
+  Lane lane("test");
+  Gate failed;
+  const Event before = lane.enqueue(c10::kCPU, [&] { return Rest([&] { failed.pass(); }); }, {});
+  const Event fails = lane.enqueue(c10::kCPU,
+                                   [&] {
+                                     failed.open();
+                                     throw std::runtime_error("no memory");
+                                   },
+                                   {});
+  EXPECT_NO_THROW(before.wait());
+  EXPECT_THROW(fails.wait(), std::runtime_error);
 }
 
 TEST(Event, SaysWhetherItHasHappenedInTime) {

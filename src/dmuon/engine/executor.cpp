@@ -105,10 +105,20 @@ void Executor::enqueue(const Operation& operation, wire::Work work) {
   for (const schedule::Dependency& dependency : operation.after)
     after.push_back(newest(dependency.kind, dependency.subject).done);
   const auto timed = [this, kind = operation.kind, subject = operation.subject,
-                      issued = profile_.clock().now(), work = std::move(work)] {
+                      issued = profile_.clock().now(), work = std::move(work)]() -> wire::Rest {
     const wire::Instant started = profile_.clock().now();
-    work();
-    profile_.add({kind, subject, issued, started, profile_.clock().now()});
+    const auto measure = [=, this] {
+      profile_.add({kind, subject, issued, started, profile_.clock().now()});
+    };
+    wire::Rest rest = work.begin();
+    if (rest) {
+      return [measure, rest = std::move(rest)] {
+        rest();
+        measure();
+      };
+    }
+    measure();
+    return {};
   };
   const schedule::Lane lane = schedule::lane_of(operation.kind);
   const bool meets_others = schedule::carries_messages(lane);

@@ -15,7 +15,7 @@ struct Span {
   schedule::Kind kind;
   schedule::Subject subject;
   double issued;
-  double started;  ///< its dependencies had happened, and its lane was free
+  double started;  ///< its dependencies had happened, and those before it on its lane were done
   double done;
 };
 
@@ -52,7 +52,8 @@ class Profile {
   /// Ends recording. Returns the operations since start(), once they have happened.
   std::vector<Span> stop();
 
-  void add(const Measured& operation);
+  /// Adds an operation that has been done. Those of a lane come in its order.
+  void add(Measured operation);
 
   /// Seconds since construction: "<kind>_s" of each kind on a lane beside compute, "busy_<lane>_s"
   /// of each of these lanes, and "wait_<phase>_s": how long compute waited for messages.
@@ -66,6 +67,7 @@ class Profile {
   Phase phase_ = Phase::kForward;
   core::ByEnum<Phase, double, kNumPhases> waits_{};
   schedule::PerKind<double> durations_{};
+  schedule::PerLane<wire::Instant> lane_free_{};  // when a lane's last operation was done
 };
 
 }  // namespace dmuon::engine

@@ -86,6 +86,9 @@ struct Dependency {
 /// issued on its lane before, after everything done on the compute lane before, and after the
 /// operations that `after` names. A dependency without an issued operation is no wait.
 ///
+/// On a lane that carries messages, an operation may begin while those before it travel. They are
+/// done in order.
+///
 /// A Resolver decides which of a schedule's operations run, and which have been done already.
 struct Operation {
   Kind kind{};

@@ -202,13 +202,19 @@ std::vector<Frontier> waits_on(const Program& program) {
   for (int index = 0; index < program.num_issues(); ++index) {
     const Issue& issue = program.issue(index);
     const Lane lane = issue.lane();
-    Frontier& waits = all.emplace_back(kNothing);
-    waits[lane] = newest_on_lane[lane];
+    Frontier waits = kNothing;
+    const int last = newest_on_lane[lane];
+    if (!schedule::carries_messages(lane)) {
+      waits[lane] = last;
+    } else if (last >= 0) {  // which has begun, but may not be done
+      waits = all[static_cast<std::size_t>(last)];
+    }
     waits[Lane::kCompute] = newest_on_lane[Lane::kCompute];
     for (const schedule::Dependency& dependency : issue.operation.after) {
       int& of = waits[schedule::lane_of(dependency.kind)];
       of = std::max(of, newest.of(dependency));
     }
+    all.push_back(waits);
     newest_on_lane[lane] = index;
     if (!issue.compute) newest.set(issue.operation, index);
   }

@@ -119,7 +119,8 @@ using Frontier = schedule::PerLane<int>;
 constexpr Frontier kNothing{-1, -1, -1, -1, -1};
 
 /// [issues] what must be done before each starts: the issue before it on its lane, the compute
-/// before it, and its dependencies. Dependencies that were never issued are left out.
+/// before it, and its dependencies. On a lane that carries messages, in place of the issue before
+/// it, what that one waits for. Dependencies that were never issued are left out.
 std::vector<Frontier> waits_on(const Program& program);
 
 /// Remembers the newest issue of each kind on each subject, -1 for none.

@@ -2,11 +2,11 @@
 
 namespace dmuon::wire {
 
-void Exchange::for_segments(
+std::vector<Pending> Exchange::for_segments(
     Group* group, const at::Tensor& packed, const std::vector<layout::Part>& parts,
     const std::string& what,
     const std::function<Pending(const at::Tensor& values, int root)>& issue) {
-  wait_all(group->together(what, [&] {
+  return group->together(what, [&] {
     std::vector<Pending> issued;
     for (std::size_t root = 0; root < parts.size(); ++root) {
       for (const layout::Segment& segment : parts[root].segments) {
@@ -15,14 +15,15 @@ void Exchange::for_segments(
       }
     }
     return issued;
-  }));
+  });
 }
 
-void Exchange::gather(Group& group, const at::Tensor& packed,
+Rest Exchange::gather(Group& group, const at::Tensor& packed,
                       const std::vector<layout::Part>& parts, const std::string& what) const {
-  for_segments(&group, packed, parts, what, [&](const at::Tensor& values, int root) {
-    return group.broadcast(values, root, what);
-  });
+  return [messages =
+              for_segments(&group, packed, parts, what, [&](const at::Tensor& values, int root) {
+                return group.broadcast(values, root, what);
+              })] { wait_all(messages); };
 }
 
 }  // namespace dmuon::wire

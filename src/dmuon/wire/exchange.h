@@ -9,6 +9,7 @@
 
 #include "dmuon/layout/packing.h"
 #include "dmuon/wire/group.h"
+#include "dmuon/wire/lane.h"
 
 namespace dmuon::wire {
 
@@ -21,19 +22,22 @@ using TakeSum = std::function<void(std::int64_t begin, at::Tensor values, double
 /// Moves the parts of a packed buffer between the members of a group. Part g belongs to member g.
 ///
 ///   const Exchange& exchange = exchange_of(group);
-///   exchange.gather(group, packed, parts, "the weights of 'a'");
+///   const Rest rest = exchange.gather(group, packed, parts, "the weights of 'a'");
+///   rest();
 ///
 /// There are two, because backends have different strengths.
-/// All members make the same calls, on a lane, after everything that the call needs. Blocks the
-/// host on CPU backends, the current stream elsewhere.
-/// @throws CommError naming `what`.
+/// All members make the same calls, on a lane, after everything that the call needs. A call issues
+/// messages; its rest, which is never empty, waits for them. Tensors and the group outlive the
+/// rest. Both block the host on CPU backends, the current stream elsewhere. Rests of a group's
+/// exchanges run in the order of the calls.
+/// @throws CommError naming `what`, from the call or from its rest.
 class Exchange {
  public:
   virtual ~Exchange() = default;
 
   /// Sends every part from its member to all others.
   /// @param packed  flat; the own part holds values.
-  virtual void gather(Group& group, const at::Tensor& packed,
+  virtual Rest gather(Group& group, const at::Tensor& packed,
                       const std::vector<layout::Part>& parts, const std::string& what) const;
 
   /// Returns the elements of the inbox that reduce() needs at this member: at most the buffer's.
@@ -43,16 +47,17 @@ class Exchange {
   /// Sums each part over all members, at the part's member.
   /// @param packed  flat; undefined afterwards.
   /// @param inbox   [inbox_elements()] of `packed`'s dtype.
-  /// @param take    called with the pieces of the own part in order.
-  virtual void reduce(Group& group, const at::Tensor& packed,
-                      const std::vector<layout::Part>& parts, const at::Tensor& inbox,
-                      const TakeSum& take, const std::string& what) const = 0;
+  /// @param take    called with the pieces of the own part in order, mostly in the rest.
+  virtual Rest reduce(Group& group, const at::Tensor& packed,
+                      const std::vector<layout::Part>& parts, const at::Tensor& inbox, TakeSum take,
+                      const std::string& what) const = 0;
 
  protected:
-  /// Issues one message for each segment of each member, grouped if the backend can. Waits for all.
-  static void for_segments(Group* group, const at::Tensor& packed,
-                           const std::vector<layout::Part>& parts, const std::string& what,
-                           const std::function<Pending(const at::Tensor& values, int root)>& issue);
+  /// Issues one message for each segment of each member, grouped if the backend can.
+  static std::vector<Pending> for_segments(
+      Group* group, const at::Tensor& packed, const std::vector<layout::Part>& parts,
+      const std::string& what,
+      const std::function<Pending(const at::Tensor& values, int root)>& issue);
 };
 
 /// Sends straight from member to member, for gloo on CPUs. Each rank sends part g to member g,
@@ -62,7 +67,7 @@ class Exchange {
 /// A rank sends one message to each other member, (size - 1)/size of the buffer, and receives
 /// (size - 1) own parts. No algorithm sends less; gloo's own reduce sends 1.5 to 2.4 times the
 /// payload. If size - 1 terms of a part do not fit into the inbox, the part comes in as few equal
-/// pieces as fit.
+/// pieces as fit, and all but the last have been taken when reduce() returns.
 const Exchange& peer_exchange();
 
 /// Uses the backend's own collectives: an all-gather and a reduce-scatter if the parts are equal

@@ -65,14 +65,88 @@ bool Event::has_happened() const {
   }
 }
 
+// Runs the rests of operations that have begun, in order, and tells that they have happened.
+class Lane::Ends {
+ public:
+  struct Begun {
+    Rest rest;
+    std::exception_ptr error;  // of its begin
+    std::shared_ptr<Event::State> done;
+  };
+
+  Ends(std::string name, Purpose purpose) : name_(std::move(name)), purpose_(purpose) {}
+
+  // Why nothing may begin any more; null if anything may.
+  std::exception_ptr failure() {
+    const auto lock = service_.lock();
+    return failure_;
+  }
+
+  // One thread adds. Without a rest, and with nothing open before it, the operation ends in it.
+  void add(Begun begun) {
+    {
+      const auto lock = service_.lock();
+      if (begun.rest || num_open_ > 0) {
+        if (!service_.runs()) service_.start(name_ + " end", [this] { run(); });
+        ++num_open_;
+        open_.push_back(std::move(begun));
+        service_.changed().notify_all();
+        return;
+      }
+    }
+    end(std::move(begun));
+  }
+
+ private:
+  void run() {
+    const PlainMode plain;
+    while (true) {
+      auto lock = service_.lock();
+      service_.changed().wait(lock, [this] { return service_.ends() || !open_.empty(); });
+      if (open_.empty()) return;
+      Begun begun = std::move(open_.front());
+      open_.pop_front();
+      lock.unlock();
+      end(std::move(begun));
+      lock.lock();
+      --num_open_;
+    }
+  }
+
+  void end(Begun begun) {
+    // Of an earlier operation, which may have failed after this one began.
+    std::exception_ptr error = failure();
+    if (!error) error = begun.error;
+    if (!error && begun.rest) {
+      try {
+        begun.rest();
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }
+    begun.rest = nullptr;  // its captures end before a waiter goes on, and its messages too
+    if (error && purpose_ == Purpose::kMessages) {
+      const auto lock = service_.lock();
+      failure_ = error;
+    }
+    begun.done->happen(error);
+  }
+
+  std::string name_;
+  Purpose purpose_;
+  std::deque<Begun> open_;
+  int num_open_ = 0;  // with the one that ends now
+  std::exception_ptr failure_;
+  core::ServiceThread service_;  // last: it uses all of the above
+};
+
 class Lane::Worker {
  public:
-  Worker(const std::string& name, Purpose purpose) : purpose_(purpose) {
+  Worker(const std::string& name, Purpose purpose) : ends_(name, purpose), purpose_(purpose) {
     service_.start(name, [this] { run(); });
   }
 
-  void enqueue(std::function<void()> operation, std::vector<Event> after,
-               std::shared_ptr<Event::State> done) {
+  void enqueue(Work operation, std::vector<Event> after, std::shared_ptr<Event::State> done) {
     {
       const auto lock = service_.lock();
       jobs_.push_back({std::move(operation), std::move(after), std::move(done)});
@@ -82,35 +156,42 @@ class Lane::Worker {
 
  private:
   struct Job {
-    std::function<void()> operation;
+    Work operation;
     std::vector<Event> after;
     std::shared_ptr<Event::State> done;
   };
 
   void run() {
     const PlainMode plain;
-    std::exception_ptr error;
+    std::exception_ptr failure;  // of an operation that could not begin
     while (true) {
       auto lock = service_.lock();
       service_.changed().wait(lock, [this] { return service_.ends() || !jobs_.empty(); });
       if (jobs_.empty()) return;
-      Job job = std::move(jobs_.front());
-      jobs_.pop_front();
-      lock.unlock();
-      if (!error) {
-        try {
-          for (const Event& event : job.after) event.wait();
-          job.operation();
-        } catch (...) {
-          error = std::current_exception();
-        }
-      }
-      job.operation = nullptr;  // its captures end before a waiter goes on
-      job.done->happen(error);
-      if (purpose_ == Purpose::kCompute) error = nullptr;
+      Ends::Begun begun;
+      {
+        const Job job = std::move(jobs_.front());
+        jobs_.pop_front();
+        lock.unlock();
+        begun.done = job.done;
+        begun.error = failure ? failure : ends_.failure();
+        if (!begun.error) begin(job, &begun);
+      }  // the job's captures end before a waiter goes on
+      if (purpose_ == Purpose::kMessages) failure = begun.error;
+      ends_.add(std::move(begun));
     }
   }
 
+  static void begin(const Job& job, Ends::Begun* begun) {
+    try {
+      for (const Event& event : job.after) event.wait();
+      begun->rest = job.operation.begin();
+    } catch (...) {
+      begun->error = std::current_exception();
+    }
+  }
+
+  Ends ends_;
   std::deque<Job> jobs_;
   Purpose purpose_;
   core::ServiceThread service_;  // last: it uses all of the above
@@ -124,8 +205,7 @@ class Lane::Stream {
         guard_(device.type()),
         stream_(guard_.getStreamFromGlobalPool(device, purpose == Purpose::kMessages)) {}
 
-  void enqueue(const std::function<void()>& operation, const std::vector<Event>& after,
-               Event::State& done) {
+  void enqueue(const Work& operation, const std::vector<Event>& after, Event::State& done) {
     const c10::Device device = stream_.device();
     c10::Event issued(device.type());
     issued.record(guard_.getStream(device));
@@ -136,7 +216,7 @@ class Lane::Stream {
     try {
       if (error_) std::rethrow_exception(error_);
       for (const Event& event : after) event.wait();
-      operation();
+      if (const Rest rest = operation.begin()) rest();
       done.event->record(stream_);
     } catch (...) {
       const std::exception_ptr error = std::current_exception();
@@ -172,7 +252,7 @@ bool Lane::ends_within(std::chrono::milliseconds most) {
 Lane::Lane(std::string name, Purpose purpose) : name_(std::move(name)), purpose_(purpose) {}
 Lane::~Lane() = default;
 
-Event Lane::enqueue(c10::Device device, std::function<void()> operation, std::vector<Event> after) {
+Event Lane::enqueue(c10::Device device, Work operation, std::vector<Event> after) {
   auto done = std::make_shared<Event::State>();
   if (device.is_cpu()) {
     if (!worker_) worker_ = std::make_unique<Worker>(name_, purpose_);

@@ -6,6 +6,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "dmuon/schedule/operation.h"
@@ -35,16 +37,42 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
-/// The body of an operation on a lane.
-using Work = std::function<void()>;
+/// What is left of an operation that has issued its messages: to wait for them, and to use what
+/// came. Empty if nothing is left.
+using Rest = std::function<void()>;
+
+/// The body of an operation on a lane: a function that returns a Rest, or nothing.
+class Work {
+ public:
+  template <typename Body>
+  requires(!std::is_same_v<Body, Work>)
+      Work(Body body) {  // NOLINT(google-explicit-constructor): callers write a lambda
+    if constexpr (std::is_void_v<std::invoke_result_t<Body&>>) {
+      begin_ = [body = std::move(body)]() mutable {
+        body();
+        return Rest();
+      };
+    } else {
+      begin_ = std::move(body);
+    }
+  }
+
+  Rest begin() const { return begin_(); }
+
+ private:
+  std::function<Rest()> begin_;
+};
 
 /// An ordered queue of operations that overlaps with compute and with other lanes.
 ///
 ///   const Event done = lane.enqueue(device, [&] { group.send(tensor, 1, "x").wait(); }, {});
 ///   done.wait();
 ///
-/// On a CPU a thread runs the operations one after the other. Elsewhere the calling thread issues
-/// them to a stream at once.
+/// On a CPU a thread begins the operations one after the other, and another thread runs their
+/// rests, in the same order. So the messages of an operation are under way while those of the last
+/// one still travel, and both directions of a link stay busy where their loads differ from
+/// operation to operation. Elsewhere the calling thread issues operations to a stream at once, each
+/// with its rest.
 ///
 /// One thread at a time may enqueue. The destructor waits for the running operation, except in a
 /// forked child, which has no thread.
@@ -66,15 +94,17 @@ class Lane {
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
-  /// Enqueues an operation and returns at once. The operation runs after all earlier ones, after
-  /// all earlier work on the current stream, and after the events `after`. It must itself wait for
-  /// the messages that it issues. Gradients are off in it.
+  /// Enqueues an operation and returns at once. The operation begins after all earlier ones have
+  /// begun, after all earlier work on the current stream, and after the events `after`. Its event
+  /// happens after those of all earlier ones. It must itself, or in its rest, wait for the messages
+  /// that it issues. Gradients are off in it.
   Event enqueue(c10::Device device, Work operation, std::vector<Event> after);
 
   /// True if all enqueued operations have happened, or failed, within this time, on the host.
   bool ends_within(std::chrono::milliseconds most);
 
  private:
+  class Ends;
   class Worker;
   class Stream;
 

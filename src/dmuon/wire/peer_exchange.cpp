@@ -1,6 +1,10 @@
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "dmuon/layout/packed_size.h"
 #include "dmuon/wire/exchange.h"
@@ -29,6 +33,89 @@ std::vector<layout::Segment> pieces_of(const layout::Part& part, std::int64_t bu
   return pieces;
 }
 
+// One reduction at one member.
+class Reduction {
+ public:
+  Reduction(Group* group, const at::Tensor& packed, const std::vector<layout::Part>& parts,
+            const at::Tensor& inbox, TakeSum take, std::string what)
+      : group_(group),
+        packed_(packed),
+        inbox_(inbox),
+        take_(std::move(take)),
+        what_(std::move(what)),
+        num_peers_(group->size() - 1) {
+    const layout::Part& own = parts[static_cast<std::size_t>(group_->rank())];
+    const std::int64_t buffer = num_elements(parts);
+    slot_ = num_peers_ == 0 ? own.size() : inbox_.numel() / num_peers_;
+    pieces_ = pieces_of(own, buffer, group_->size());
+    fits_ = own.size() <= slot_;
+    for (int i = 1; i <= num_peers_; ++i) {
+      const int peer = (group_->rank() + group_->size() - i) % group_->size();
+      const layout::Part& part = parts[static_cast<std::size_t>(peer)];
+      for (const layout::Segment& piece : pieces_of(part, buffer, group_->size()))
+        sends_.push_back(group_->send(packed_.narrow(0, piece.begin, piece.size()), peer, what_));
+    }
+  }
+
+  // Posts the receives of all pieces that fit into the inbox; takes those that must go before.
+  void begin() {
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      receive(pieces_[i]);
+      if (!fits_ && i + 1 < pieces_.size()) take_next();
+    }
+  }
+
+  void finish() {
+    while (num_taken_ < pieces_.size()) take_next();
+    wait_all(std::move(sends_));
+  }
+
+ private:
+  void receive(const layout::Segment& piece) {
+    places_.push_back(fits_ ? received_ : 0);
+    std::vector<Pending>& arrivals = arrivals_.emplace_back();
+    // Ring order: not all members send to one member at once.
+    for (int i = 0; i < num_peers_; ++i) {
+      arrivals.push_back(group_->receive(inbox_.narrow(0, i * slot_ + places_.back(), piece.size()),
+                                         (group_->rank() + 1 + i) % group_->size(), what_));
+    }
+    received_ += piece.size();
+  }
+
+  void take_next() {
+    const layout::Segment& piece = pieces_[num_taken_];
+    wait_all(std::move(arrivals_[num_taken_]));
+    const auto term = [&](int rank, std::int64_t begin, std::int64_t size) {
+      if (rank == group_->rank()) return packed_.narrow(0, piece.begin + begin, size);
+      const int arrived = (rank - group_->rank() - 1 + group_->size()) % group_->size();
+      return inbox_.narrow(0, arrived * slot_ + places_[num_taken_] + begin, size);
+    };
+    for (std::int64_t begin = 0; begin < piece.size(); begin += kStride) {
+      const std::int64_t size = std::min(kStride, piece.size() - begin);
+      at::Tensor sum = term(0, begin, size).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+      for (int rank = 1; rank < group_->size(); ++rank) sum.add_(term(rank, begin, size));
+      take_(taken_, sum, 1.0 / group_->size());
+      taken_ += size;
+    }
+    ++num_taken_;
+  }
+
+  Group* group_;
+  at::Tensor packed_, inbox_;
+  TakeSum take_;
+  std::string what_;
+  int num_peers_;
+  std::int64_t slot_ = 0;  // elements of the inbox for each peer
+  std::vector<layout::Segment> pieces_;
+  bool fits_ = false;                           // all pieces, into a slot
+  std::vector<std::int64_t> places_;            // [pieces received] in a slot
+  std::vector<std::vector<Pending>> arrivals_;  // likewise, from each peer
+  std::vector<Pending> sends_;
+  std::int64_t received_ = 0;  // elements, also of what is still on its way
+  std::int64_t taken_ = 0;     // elements
+  std::size_t num_taken_ = 0;  // pieces
+};
+
 class PeerExchange final : public Exchange {
  public:
   std::int64_t inbox_elements(const Group& group,
@@ -37,51 +124,12 @@ class PeerExchange final : public Exchange {
     return layout::inbox_elements(own, num_elements(parts), group.size());
   }
 
-  void reduce(Group& group, const at::Tensor& packed, const std::vector<layout::Part>& parts,
-              const at::Tensor& inbox, const TakeSum& take,
-              const std::string& what) const override {
-    std::vector<Pending> sends = send_to_peers(&group, packed, parts, what);
-    const std::int64_t buffer = num_elements(parts);
-    const int num_peers = group.size() - 1;
-    const layout::Part& own = parts[static_cast<std::size_t>(group.rank())];
-    const std::int64_t slot = num_peers == 0 ? own.size() : inbox.numel() / num_peers;
-    std::int64_t taken = 0;
-    for (const layout::Segment& piece : pieces_of(own, buffer, group.size())) {
-      // Ring order: not all members send to one member at once.
-      std::vector<Pending> arrivals;
-      for (int i = 0; i < num_peers; ++i) {
-        arrivals.push_back(group.receive(inbox.narrow(0, i * slot, piece.size()),
-                                         (group.rank() + 1 + i) % group.size(), what));
-      }
-      wait_all(std::move(arrivals));
-      const auto term = [&](int rank, std::int64_t begin, std::int64_t size) {
-        if (rank == group.rank()) return packed.narrow(0, piece.begin + begin, size);
-        const int arrived = (rank - group.rank() - 1 + group.size()) % group.size();
-        return inbox.narrow(0, arrived * slot + begin, size);
-      };
-      for (std::int64_t begin = 0; begin < piece.size(); begin += kStride) {
-        const std::int64_t size = std::min(kStride, piece.size() - begin);
-        at::Tensor sum = term(0, begin, size).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
-        for (int rank = 1; rank < group.size(); ++rank) sum.add_(term(rank, begin, size));
-        take(taken, sum, 1.0 / group.size());
-        taken += size;
-      }
-    }
-    wait_all(std::move(sends));
-  }
-
- private:
-  static std::vector<Pending> send_to_peers(Group* group, const at::Tensor& packed,
-                                            const std::vector<layout::Part>& parts,
-                                            const std::string& what) {
-    std::vector<Pending> sends;
-    for (int i = 1; i < group->size(); ++i) {
-      const int peer = (group->rank() + group->size() - i) % group->size();
-      const layout::Part& part = parts[static_cast<std::size_t>(peer)];
-      for (const layout::Segment& piece : pieces_of(part, num_elements(parts), group->size()))
-        sends.push_back(group->send(packed.narrow(0, piece.begin, piece.size()), peer, what));
-    }
-    return sends;
+  Rest reduce(Group& group, const at::Tensor& packed, const std::vector<layout::Part>& parts,
+              const at::Tensor& inbox, TakeSum take, const std::string& what) const override {
+    const auto reduction =
+        std::make_shared<Reduction>(&group, packed, parts, inbox, std::move(take), what);
+    reduction->begin();
+    return [reduction] { reduction->finish(); };
   }
 };
 

@@ -47,13 +47,12 @@ Work publish_inter(SharedMesh* mesh, const Owned* owned, UnitBuffers* unit) {
     Group& column = mesh->column();
     if (unit->node_copy) {
       write_owned(*owned, packing, &layout::PackedParameter::in_column, *unit->node_copy);
-      exchange_of(column).gather(column, unit->node_copy->flat(), packing.parts_of(mesh->shard()),
-                                 what);
-    } else {
-      write_owned(*owned, packing, &layout::PackedParameter::in_unit, unit->weights);
-      exchange_of(column).gather(column, unit->weights.flat(), packing.owners_of(mesh->shard()),
-                                 what);
+      return exchange_of(column).gather(column, unit->node_copy->flat(),
+                                        packing.parts_of(mesh->shard()), what);
     }
+    write_owned(*owned, packing, &layout::PackedParameter::in_unit, unit->weights);
+    return exchange_of(column).gather(column, unit->weights.flat(),
+                                      packing.owners_of(mesh->shard()), what);
   };
 }
 
@@ -65,8 +64,8 @@ Work publish_intra(SharedMesh* mesh, const Owned* owned, UnitBuffers* unit) {
     if (!mesh->has_inter())
       write_owned(*owned, packing, &layout::PackedParameter::in_unit, unit->weights);
     Group& row = mesh->row();
-    exchange_of(row).gather(row, unit->weights.flat(), packing.columns.values(),
-                            "the weights of " + unit->name);
+    return exchange_of(row).gather(row, unit->weights.flat(), packing.columns.values(),
+                                   "the weights of " + unit->name);
   };
 }
 

@@ -74,7 +74,7 @@ Work route_intra(SharedMesh* mesh, Owned* owned, UnitBuffers* unit, bool hold) {
   if (mesh->has_inter() && !hold) unit->node_mean = allocated(*owned, own, dtype);
 
   return [=, &packing, &exchange] {
-    const auto take = [&](std::int64_t begin, const at::Tensor& sum, double scale) {
+    const auto take = [=, &packing](std::int64_t begin, const at::Tensor& sum, double scale) {
       if (mesh->has_inter()) {
         take_node_mean(unit, mesh->shard(), begin, sum, scale, hold);
       } else {
@@ -88,13 +88,16 @@ Work route_intra(SharedMesh* mesh, Owned* owned, UnitBuffers* unit, bool hold) {
       take(begin, unit->gradients.slice(kept.begin, kept.end), 1.0 / mesh->row().size());
       begin += kept.size();
     }
-    exchange.reduce(mesh->row(), unit->gradients.flat(), packing.columns.values(),
-                    unit->inbox->flat(), take, "the gradients of " + unit->name);
-    if (mesh->has_inter()) {
-      std::fill(unit->partial_filled.begin(), unit->partial_filled.end(), hold);
-    } else {
-      finish_accumulation(owned, packing);
-    }
+    return [=, &packing,
+            rest = exchange.reduce(mesh->row(), unit->gradients.flat(), packing.columns.values(),
+                                   unit->inbox->flat(), take, "the gradients of " + unit->name)] {
+      rest();
+      if (mesh->has_inter()) {
+        std::fill(unit->partial_filled.begin(), unit->partial_filled.end(), hold);
+      } else {
+        finish_accumulation(owned, packing);
+      }
+    };
   };
 }
 
@@ -105,14 +108,17 @@ Work route_inter(SharedMesh* mesh, Owned* owned, UnitBuffers* unit) {
                                unit->node_mean->flat().scalar_type());
   return [=, &exchange] {
     const layout::Packing& packing = unit->packing;
-    const layout::Part& own = parts[static_cast<std::size_t>(mesh->column().rank())];
-    exchange.reduce(
-        mesh->column(), unit->node_mean->flat(), parts, unit->node_inbox->flat(),
-        [&](std::int64_t begin, const at::Tensor& sum, double scale) {
-          accumulate(owned, packing, own.element_at(begin), sum, scale);
-        },
-        "the gradients of " + unit->name);
-    finish_accumulation(owned, packing);
+    const auto take = [=, &packing, own = parts[static_cast<std::size_t>(mesh->column().rank())]](
+                          std::int64_t begin, const at::Tensor& sum, double scale) {
+      accumulate(owned, packing, own.element_at(begin), sum, scale);
+    };
+    return
+        [=, &packing,
+         rest = exchange.reduce(mesh->column(), unit->node_mean->flat(), parts,
+                                unit->node_inbox->flat(), take, "the gradients of " + unit->name)] {
+          rest();
+          finish_accumulation(owned, packing);
+        };
   };
 }
 
