@@ -61,6 +61,47 @@ Group group_over(const c10::intrusive_ptr<Grouping>& backend) {
   return {std::move(group), "row", 0, 2, c10::DeviceType::CUDA};
 }
 
+// Calls itself gloo, and writes down with whom it would exchange messages.
+class Noting final : public c10d::Backend {
+ public:
+  Noting() : Backend(1, 3) {}
+  const std::string getBackendName() const override { return "gloo"; }
+  WorkPtr send(std::vector<at::Tensor>&, int to, int) override { return note("to ", to); }
+  WorkPtr recv(std::vector<at::Tensor>&, int from, int) override { return note("from ", from); }
+
+  std::vector<std::string> noted;
+
+ private:
+  WorkPtr note(const char* how, int peer) {
+    noted.push_back(how + std::to_string(peer));
+    return nullptr;
+  }
+};
+
+ProcessGroupPtr group_of_noting(const c10::intrusive_ptr<Noting>& backend) {
+  const auto type = c10d::ProcessGroup::BackendType::GLOO;
+  auto group =
+      c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), 1, 3);
+  group->setBackend(c10::DeviceType::CPU, type, c10::intrusive_ptr<c10d::Backend>(backend));
+  group->setDefaultBackend(type);
+  return group;
+}
+
+// Else a receiver's word that it is ready waits for all that it sends itself.
+TEST(Group, SendsToLowerMembersByAConnectionOfTheirOwn) {
+  const auto up = c10::make_intrusive<Noting>();
+  const auto down = c10::make_intrusive<Noting>();
+  Group group(group_of_noting(up), "column", 1, 3, c10::DeviceType::CPU, {}, group_of_noting(down));
+  for (const int peer : {0, 2}) {
+    group.send(filled(1), peer, "x").wait();
+    group.receive(filled(1), peer, "x").wait();
+  }
+  for (const int root : {0, 1, 2}) group.broadcast(filled(1), root, "x").wait();
+  using Notes = std::vector<std::string>;
+  EXPECT_EQ(up->noted, (Notes{"from 0", "to 2", "from 0", "to 2"}));
+  EXPECT_EQ(down->noted, (Notes{"to 0", "from 2", "to 0", "from 2"}));
+}
+
 std::vector<Pending> broadcasts(Group* group, int number) {
   return group->together("x", [&] {
     std::vector<Pending> messages;

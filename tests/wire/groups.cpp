@@ -3,6 +3,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <utility>
 #include <vector>
 
 namespace dmuon::wire {
@@ -54,15 +55,21 @@ SharedMesh make_mesh(const layout::Mesh& mesh, const StorePtr& store, int rank,
                      std::chrono::milliseconds timeout) {
   const int replicate = rank / mesh.num_shards;
   const int shard = rank % mesh.num_shards;
-  const auto group = [&](const std::string& name, int member, int size) {
-    return make_group(store, name, member, size, timeout);
-  };
-  const auto along = [&](const std::string& name) {
+  const auto along = [&](const std::string& name, bool has_down) {
+    const std::string row = name + "row" + std::to_string(replicate);
+    const std::string column = name + "column" + std::to_string(shard);
+    const int num_nodes = mesh.num_replicates;
+    ProcessGroupPtr up;
+    ProcessGroupPtr down;
+    if (num_nodes > 1) up = make_process_group(store, column, replicate, num_nodes, timeout);
+    if (up && has_down)
+      down = make_process_group(store, column + " down", replicate, num_nodes, timeout);
     return layout::PerAxis<Group>{
-        group(name + "row" + std::to_string(replicate), shard, mesh.num_shards),
-        group(name + "column" + std::to_string(shard), replicate, mesh.num_replicates)};
+        make_group(store, row, shard, mesh.num_shards, timeout),
+        Group(std::move(up), column, replicate, num_nodes, c10::kCPU, {}, std::move(down))};
   };
-  return {along(""), along("host "), group("everyone", rank, mesh.num_slots())};
+  return {along("", true), along("host ", false),
+          make_group(store, "everyone", rank, mesh.num_slots(), timeout)};
 }
 
 }  // namespace dmuon::wire

@@ -41,6 +41,12 @@ def column_group(ranks: Ranks) -> dist.ProcessGroup | None:
     return _group("column", ranks.column, ranks, host=False)
 
 
+def _column_down_group(ranks: Ranks) -> dist.ProcessGroup | None:
+    """Returns the column's second group, by which gloo sends to lower ranks; None where the first one carries all."""
+    over_gloo = ranks.device_type == "cpu" and backends().get("cpu", "gloo") == "gloo"
+    return _group("column down", ranks.column, ranks, host=False) if over_gloo else None
+
+
 def slices_group(ranks: Ranks) -> dist.ProcessGroup | None:
     """Returns the group of this slot's ranks of tensor parallelism, or None for one rank alone."""
     return _group("slices", ranks.slot_members, ranks, host=False)
@@ -55,7 +61,8 @@ def process_groups(ranks: Ranks) -> tuple[dist.ProcessGroup | None, ...]:
     """Creates the groups of an engine, in one order on every rank. Collective.
 
     Returns:
-        Of weights and gradients: row, column, slices of tensor parallelism; of words over the host: the same, everyone.
+        Of weights and gradients: row, column, the column downwards, slices of tensor parallelism; of words over the
+        host: row, column, slices, everyone.
     """
     everyone = everyone_group(ranks)
 
@@ -67,21 +74,27 @@ def process_groups(ranks: Ranks) -> tuple[dist.ProcessGroup | None, ...]:
         over_host("host column", ranks.column),
         over_host("host slices", ranks.slot_members),
     )
-    return row_group(ranks), column_group(ranks), slices_group(ranks), *host, everyone
+    return row_group(ranks), column_group(ranks), _column_down_group(ranks), slices_group(ranks), *host, everyone
 
 
 def engine_groups(ranks: Ranks) -> _C.SharedMesh:
     """Returns what models on one mesh share. Waits for no rank once `process_groups` was called."""
-    groups = row, column, slices, host_row, host_column, host_slices, everyone = process_groups(ranks)
+    groups = row, column, down, slices, host_row, host_column, host_slices, everyone = process_groups(ranks)
     key = (ranks.slot, *map(id, groups))
     if key not in _engine_groups:
 
-        def over(group: dist.ProcessGroup | None, name: str, members: tuple[int, ...], device_type: str) -> _C.Group:
-            return _C.Group(group, name, members.index(ranks.here), len(members), device_type, _order(members))
+        def over(
+            group: dist.ProcessGroup | None,
+            name: str,
+            members: tuple[int, ...],
+            device_type: str,
+            down: dist.ProcessGroup | None = None,
+        ) -> _C.Group:
+            return _C.Group(group, name, members.index(ranks.here), len(members), device_type, _order(members), down)
 
         made = _C.SharedMesh(
             row=over(row, "row", ranks.row, ranks.device_type),
-            column=over(column, "column", ranks.column, ranks.device_type),
+            column=over(column, "column", ranks.column, ranks.device_type, down),
             host_row=over(host_row, "row over the host", ranks.row, "cpu"),
             host_column=over(host_column, "column over the host", ranks.column, "cpu"),
             everyone=over(everyone, "mesh", ranks.everyone, "cpu"),

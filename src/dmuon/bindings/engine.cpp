@@ -38,12 +38,15 @@ void init_mesh(py::module_& module) {
   using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
   py::class_<Group>(module, "Group")
       .def(py::init([](const std::optional<ProcessGroup>& group, std::string name, int rank,
-                       int size, const std::string& device_type, std::vector<int> order) {
+                       int size, const std::string& device_type, std::vector<int> order,
+                       const std::optional<ProcessGroup>& down) {
              return Group(group.value_or(ProcessGroup()), std::move(name), rank, size,
-                          c10::Device(device_type).type(), std::move(order));
+                          c10::Device(device_type).type(), std::move(order),
+                          down.value_or(ProcessGroup()));
            }),
            py::arg("group"), py::arg("name"), py::arg("rank"), py::arg("size"),
-           py::arg("device_type"), py::arg("order") = std::vector<int>());
+           py::arg("device_type"), py::arg("order") = std::vector<int>(),
+           py::arg("down") = std::nullopt);
 
   py::class_<wire::TensorParallel>(module, "TensorParallel")
       .def(py::init([](Group slices, Group host) {

@@ -34,8 +34,10 @@ Pending Group::issue(const std::string& what, at::Tensor tensor, Call&& call) {
 }
 
 Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int rank, int size,
-             c10::DeviceType device, std::vector<int> order)
+             c10::DeviceType device, std::vector<int> order,
+             c10::intrusive_ptr<c10d::ProcessGroup> down)
     : group_(std::move(group)),
+      down_(std::move(down)),
       name_(std::move(name)),
       rank_(rank),
       size_(size),
@@ -51,6 +53,7 @@ Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int
                   "Group ", name_, ": rank or size differs from its process group's");
   backend_ = group_->getBackend(device_);
   free_point_to_point_ &= backend_->getBackendName() == "gloo";
+  if (down_ && free_point_to_point_) down_backend_ = down_->getBackend(device_);
   groups_messages_ = device_ != c10::DeviceType::CPU && backend_->supportsCoalescing();
 }
 
@@ -68,8 +71,7 @@ std::chrono::milliseconds Group::timeout() const {
 std::shared_future<void> Group::give_up(const std::string& why) {
   in_flight_->give_up(why);
   return in_flight_->abort_once([&] {
-    auto kept = group_;
-    static_cast<void>(kept.release());
+    for (auto kept : {group_, down_}) static_cast<void>(kept.release());
     // Detached, and a promise's future: nobody joins a thread that may never return.
     std::promise<void> ended;
     std::shared_future<void> result = ended.get_future().share();
@@ -158,8 +160,8 @@ Pending Group::send_to_all(const at::Tensor& tensor, const std::string& what) {
     // In ring order, so that not all roots send to one member at once.
     for (int i = 1; i < size_; ++i) {
       std::vector<at::Tensor> tensors{tensor};
-      const int to = in_process_group((rank_ + i) % size_);
-      works.push_back(backend_->send(tensors, to, tag_of(what)));
+      const int member = (rank_ + i) % size_;
+      works.push_back(between(rank_, member).send(tensors, in_process_group(member), tag_of(what)));
     }
   } catch (const std::exception& error) {
     fail(described, error);
@@ -201,7 +203,7 @@ Pending Group::send(at::Tensor tensor, int to, const std::string& what) {
   count(tensor);
   const std::string described = along("sending ", what) + " to " + std::to_string(to);
   return issue(described, std::move(tensor), [&](auto& tensors) {
-    return backend_->send(tensors, in_process_group(to), tag_of(what));
+    return between(rank_, to).send(tensors, in_process_group(to), tag_of(what));
   });
 }
 
@@ -209,7 +211,7 @@ Pending Group::receive(at::Tensor tensor, int from, const std::string& what) {
   if (tensor.numel() == 0) return {};
   const std::string described = along("receiving ", what) + " from " + std::to_string(from);
   return issue(described, std::move(tensor), [&](auto& tensors) {
-    return backend_->recv(tensors, in_process_group(from), tag_of(what));
+    return between(from, rank_).recv(tensors, in_process_group(from), tag_of(what));
   });
 }
 

@@ -55,8 +55,13 @@ class Group {
   /// @param device  of the tensors. A process group can have a backend for each device.
   /// @param order   [size] each member's rank in the process group, which counts its members by
   ///                global rank; empty if members have the same order.
+  /// @param down    another process group of the same members, or null. Over gloo it carries what
+  ///                members send to lower ones by send() and broadcast(). gloo's receiver tells the
+  ///                sender that it is ready by the connection on which it sends itself, so that
+  ///                waits for what it sends. With a connection for each direction nothing waits.
   Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int rank, int size,
-        c10::DeviceType device = c10::DeviceType::CPU, std::vector<int> order = {});
+        c10::DeviceType device = c10::DeviceType::CPU, std::vector<int> order = {},
+        c10::intrusive_ptr<c10d::ProcessGroup> down = {});
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -136,6 +141,9 @@ class Group {
   int in_process_group(int member) const {
     return order_.empty() ? member : order_.at(static_cast<std::size_t>(member));
   }
+  c10d::Backend& between(int from, int to) const {
+    return from > to && down_backend_ ? *down_backend_ : *backend_;
+  }
   int tag_of(const std::string& what) const;
   std::string along(const char* does, const std::string& what) const;
   void count(const at::Tensor& tensor, std::int64_t times = 1);
@@ -150,6 +158,8 @@ class Group {
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   // The device's backend, called directly: c10d's dispatcher costs the host more than the rest.
   c10::intrusive_ptr<c10d::Backend> backend_;
+  c10::intrusive_ptr<c10d::ProcessGroup> down_;
+  c10::intrusive_ptr<c10d::Backend> down_backend_;  // null if `backend_` carries everything
   std::string name_;
   int rank_;
   int size_;
