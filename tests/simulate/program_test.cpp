@@ -159,6 +159,23 @@ TEST(Unroll, RefusesASkipOutsideTheJob) {
   EXPECT_THROW(unroll(job), core::InvalidArgument);
 }
 
+TEST(WaitsOn, LetsMessagesBeginBesideThoseBeforeThem) {
+  Job job = small_job(2, 1);
+  job.events = {{What::kTrainForward}, {What::kBackward}, {What::kStep}};
+  const Program program = unroll(job)[core::Owner(0)];
+  const std::vector<Frontier> waits = waits_on(program);
+  Frontier last = kNothing;
+  int num_beside = 0;
+  for (int i = 0; i < program.num_issues(); ++i) {
+    const Frontier& own = waits[static_cast<std::size_t>(i)];
+    const schedule::Lane lane = program.issue(i).lane();
+    if (lane == schedule::Lane::kUpdate) EXPECT_EQ(own[lane], last[lane]);
+    if (lane == schedule::Lane::kInter && last[lane] >= 0) num_beside += own[lane] < last[lane];
+    last[lane] = i;
+  }
+  EXPECT_GE(num_beside, 4);  // publications and routes of three units
+}
+
 // Units of 8 elements, 2 bytes of weights and 4 of gradients each: 48 bytes a unit.
 TEST(GrantedBytes, AreLookaheadPlusTwoUnitsInSequence) {
   Job job = small_job(1, 2);

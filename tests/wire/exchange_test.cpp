@@ -170,6 +170,45 @@ TEST(Exchange, GathersEachPartFromItsMember) {
   }
 }
 
+// As on a lane: all begin before the first one ends, in one order on all ranks.
+TEST(Exchange, HasSeveralUnderWayAtOnce) {
+  for (const int size : {2, 3, 5}) {
+    run_ranks(size, [size](int rank, const StorePtr& store) {
+      Group group(make_process_group(store, "up", rank, size), "g", rank, size, c10::kCPU, {},
+                  make_process_group(store, "down", rank, size));
+      const Exchange& exchange = exchange_of(group);
+      std::vector<std::int64_t> sizes(static_cast<std::size_t>(size), 1);
+      sizes[1] = 40;  // which comes in pieces, if it comes from several
+      const std::vector<layout::Part> parts = parts_of(sizes);
+      const std::int64_t total = total_of(parts);
+      std::vector<Rest> rests;
+      std::vector<double> sums(2, 0);
+      for (const int round : {0, 1}) {
+        const at::Tensor packed = values_of(rank, total, at::kFloat);
+        const at::Tensor inbox =
+            at::empty({exchange.inbox_elements(group, parts)}, packed.options());
+        const auto take = [&sums, round](std::int64_t, const at::Tensor& values, double) {
+          sums[static_cast<std::size_t>(round)] += values.sum().item<double>();
+        };
+        rests.push_back(exchange.reduce(group, packed, parts, inbox, take,
+                                        "gradients " + std::to_string(round)));
+      }
+      const at::Tensor weights = values_of(rank, total, at::kFloat);
+      rests.push_back(exchange.gather(group, weights, parts, "weights"));
+      for (const Rest& rest : rests) rest();
+      double expected = 0;
+      for (int member = 0; member < size; ++member) {
+        const at::Tensor sent = values_of(member, total, at::kFloat);
+        for (const std::int64_t i : elements_of(parts[static_cast<std::size_t>(rank)]))
+          expected += sent[i].item<double>();
+        for (const std::int64_t i : elements_of(parts[static_cast<std::size_t>(member)]))
+          EXPECT_EQ(weights[i].item<float>(), sent[i].item<float>());
+      }
+      EXPECT_EQ(sums, std::vector<double>(2, expected));
+    });
+  }
+}
+
 // The sum of 60,000 and 10,000 is beyond fp16.
 TEST(Exchange, SumsWhatIsLargeInFp16) {
   for (const bool disguise : {false, true}) {

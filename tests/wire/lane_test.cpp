@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -229,6 +230,42 @@ TEST(Lane, MayBeFreedByAForkedChild) {
   lane->enqueue(c10::kCPU, [] {}, {}).wait();
   std::this_thread::sleep_for(std::chrono::milliseconds(100));  // its thread waits
   EXPECT_TRUE(core::ends_in_a_child([&] { lane.reset(); }));
+}
+
+// What is under way waits for threads that the child does not have.
+TEST(Lane, LeavesWhatIsUnderWayToTheParent) {
+  auto lane = std::make_unique<Lane>("lane");
+  Gate arrived;
+  Gate begun;
+  // Ends at once in the parent, never in the child.
+  const std::shared_ptr<void> buffer(nullptr, [parent = getpid()](void*) {
+    while (getpid() != parent) std::this_thread::sleep_for(std::chrono::seconds(1));
+  });
+  lane->enqueue(c10::kCPU, [&] { return Rest([&] { arrived.pass(); }); }, {});
+  lane->enqueue(c10::kCPU,
+                [&] {
+                  begun.open();
+                  return Rest([buffer] {});
+                },
+                {});
+  lane->enqueue(c10::kCPU, [] {}, {});
+  begun.pass();
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // its threads wait
+  EXPECT_TRUE(core::ends_in_a_child([&] { lane.reset(); }));
+  arrived.open();
+}
+
+TEST(Lane, EndsWhatIsUnderWayBeforeItGoes) {
+  int ends = 0;
+  {
+    Lane lane("test");
+    for (int i = 0; i < 100; ++i)
+      lane.enqueue(c10::kCPU, [&] { return Rest([&] { ++ends; }); }, {});
+    EXPECT_TRUE(lane.ends_within(std::chrono::minutes(1)));
+    EXPECT_EQ(ends, 100);
+    lane.enqueue(c10::kCPU, [&] { return Rest([&] { ++ends; }); }, {});
+  }
+  EXPECT_EQ(ends, 101);
 }
 
 }  // namespace

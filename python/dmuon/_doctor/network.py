@@ -49,8 +49,8 @@ def network(findings: Findings) -> None:
     findings.fact("open files (ulimit -n)", f"{most[0]} of {most[1]}")
     if most[0] <= _FEW_FILES:
         reason = (
-            f"a rank opens a socket to each other rank, and one more to those of its row and column: {most[0]} open "
-            f"files suffice for about {most[0] * 3 // 4} ranks"
+            f"a rank opens a socket to each other rank, and up to three more to those of its row and column: {most[0]} "
+            f"open files suffice for about {most[0] * 3 // 5} ranks"
         )
         findings.hint(reason, f"ulimit -n {_MANY_FILES}, for more")
 

@@ -29,7 +29,7 @@ class Span:
             "optimizer step".
         unit: the unit's name, "" for "optimizer step".
         issued: time when the operation entered its lane's queue.
-        started: time when it left the queue.
+        started: time when its dependencies and what came before it in the queue had ended.
         done: time when it ended.
     """
 

@@ -43,8 +43,10 @@ def column_group(ranks: Ranks) -> dist.ProcessGroup | None:
 
 def _column_down_group(ranks: Ranks) -> dist.ProcessGroup | None:
     """Returns the column's second group, by which gloo sends to lower ranks; None where the first one carries all."""
-    over_gloo = ranks.device_type == "cpu" and backends().get("cpu", "gloo") == "gloo"
-    return _group("column down", ranks.column, ranks, host=False) if over_gloo else None
+    alone = len(ranks.column) == 1
+    if alone or ranks.device_type != "cpu" or backends().get("cpu", "gloo") != "gloo":
+        return None
+    return _group("column down", ranks.column, ranks, host=True)
 
 
 def slices_group(ranks: Ranks) -> dist.ProcessGroup | None:

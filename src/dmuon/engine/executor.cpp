@@ -111,14 +111,14 @@ void Executor::enqueue(const Operation& operation, wire::Work work) {
       profile_.add({kind, subject, issued, started, profile_.clock().now()});
     };
     wire::Rest rest = work.begin();
-    if (rest) {
-      return [measure, rest = std::move(rest)] {
-        rest();
-        measure();
-      };
+    if (!rest) {
+      measure();
+      return {};
     }
-    measure();
-    return {};
+    return [measure, rest = std::move(rest)] {
+      rest();
+      measure();
+    };
   };
   const schedule::Lane lane = schedule::lane_of(operation.kind);
   const bool meets_others = schedule::carries_messages(lane);

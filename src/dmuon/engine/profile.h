@@ -52,7 +52,8 @@ class Profile {
   /// Ends recording. Returns the operations since start(), once they have happened.
   std::vector<Span> stop();
 
-  /// Adds an operation that has been done. Those of a lane come in its order.
+  /// Adds an operation that has been done. Those of a lane come in its order. A lane counts as busy
+  /// with one operation at a time; what it does for other models of the mesh is not known here.
   void add(Measured operation);
 
   /// Seconds since construction: "<kind>_s" of each kind on a lane beside compute, "busy_<lane>_s"

@@ -82,12 +82,12 @@ struct Dependency {
   bool operator==(const Dependency&) const = default;
 };
 
-/// One operation. Issuing it on a lane other than compute does not wait. It runs after everything
+/// One operation. Issuing it on a lane other than compute does not wait. It begins after everything
 /// issued on its lane before, after everything done on the compute lane before, and after the
 /// operations that `after` names. A dependency without an issued operation is no wait.
 ///
-/// On a lane that carries messages, an operation may begin while those before it travel. They are
-/// done in order.
+/// On a lane that carries messages between slots, those before it have begun, but may still travel;
+/// operations are done in order. On another lane those before it are done.
 ///
 /// A Resolver decides which of a schedule's operations run, and which have been done already.
 struct Operation {

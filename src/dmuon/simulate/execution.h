@@ -58,6 +58,7 @@ class Witness {
 };
 
 /// Runs the programs of all ranks in virtual time, lanes and messages as schedule::Operation says.
+/// But here a lane does one operation after the other: messages of a link take turns anyway.
 ///
 /// The machine takes ranks in turn; each goes on until all its lanes wait. This is no order of
 /// events: a span's times are the longest path that leads to it. One run stands for all timings:

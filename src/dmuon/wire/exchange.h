@@ -47,7 +47,7 @@ class Exchange {
   /// Sums each part over all members, at the part's member.
   /// @param packed  flat; undefined afterwards.
   /// @param inbox   [inbox_elements()] of `packed`'s dtype.
-  /// @param take    called with the pieces of the own part in order, mostly in the rest.
+  /// @param take    called in the rest, with the pieces of the own part in order.
   virtual Rest reduce(Group& group, const at::Tensor& packed,
                       const std::vector<layout::Part>& parts, const at::Tensor& inbox, TakeSum take,
                       const std::string& what) const = 0;
@@ -67,7 +67,7 @@ class Exchange {
 /// A rank sends one message to each other member, (size - 1)/size of the buffer, and receives
 /// (size - 1) own parts. No algorithm sends less; gloo's own reduce sends 1.5 to 2.4 times the
 /// payload. If size - 1 terms of a part do not fit into the inbox, the part comes in as few equal
-/// pieces as fit, and all but the last have been taken when reduce() returns.
+/// pieces as fit; the rest receives each after it has taken the one before.
 const Exchange& peer_exchange();
 
 /// Uses the backend's own collectives: an all-gather and a reduce-scatter if the parts are equal

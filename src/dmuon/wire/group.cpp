@@ -53,6 +53,8 @@ Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int
                   "Group ", name_, ": rank or size differs from its process group's");
   backend_ = group_->getBackend(device_);
   free_point_to_point_ &= backend_->getBackendName() == "gloo";
+  core::invariant(!down_ || (down_->getRank() == group_->getRank() && down_->getSize() == size_),
+                  "Group ", name_, ": the two process groups differ in rank or size");
   if (down_ && free_point_to_point_) down_backend_ = down_->getBackend(device_);
   groups_messages_ = device_ != c10::DeviceType::CPU && backend_->supportsCoalescing();
 }

@@ -48,7 +48,7 @@ class Counter {
 ///
 /// A group of one has no process group and communicates nothing. Calls are issued at once, on the
 /// current stream, in the caller's order. The order must be the same on all members. Not
-/// thread-safe.
+/// thread-safe, but for receive(), which another thread may call beside one that calls the others.
 class Group {
  public:
   /// @param name    "row", "column", ...: for error messages.
@@ -56,9 +56,10 @@ class Group {
   /// @param order   [size] each member's rank in the process group, which counts its members by
   ///                global rank; empty if members have the same order.
   /// @param down    another process group of the same members, or null. Over gloo it carries what
-  ///                members send to lower ones by send() and broadcast(). gloo's receiver tells the
-  ///                sender that it is ready by the connection on which it sends itself, so that
-  ///                waits for what it sends. With a connection for each direction nothing waits.
+  ///                members send() to lower ones; broadcasts too, in groups of up to four. gloo's
+  ///                receiver tells the sender that it is ready by the connection on which it sends
+  ///                itself, so that waits for what it sends. With a connection for each direction
+  ///                nothing waits.
   Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int rank, int size,
         c10::DeviceType device = c10::DeviceType::CPU, std::vector<int> order = {},
         c10::intrusive_ptr<c10d::ProcessGroup> down = {});

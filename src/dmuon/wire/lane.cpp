@@ -65,7 +65,8 @@ bool Event::has_happened() const {
   }
 }
 
-// Runs the rests of operations that have begun, in order, and tells that they have happened.
+// Runs the rests of operations that have begun, in order, and tells that they have happened. The
+// thread that begins operations adds them here. Without messages there are no rests, and no thread.
 class Lane::Ends {
  public:
   struct Begun {
@@ -74,7 +75,16 @@ class Lane::Ends {
     std::shared_ptr<Event::State> done;
   };
 
-  Ends(std::string name, Purpose purpose) : name_(std::move(name)), purpose_(purpose) {}
+  Ends(const std::string& name, Purpose purpose) : purpose_(purpose) {
+    if (purpose == Purpose::kMessages) service_.start(name + " end", [this] { run(); });
+  }
+  ~Ends() {
+    // In a forked child. gloo's buffers would wait for threads that the child does not have.
+    if (purpose_ == Purpose::kMessages && !service_.runs())
+      static_cast<void>(std::make_unique<std::deque<Begun>>(std::move(open_)).release());
+  }
+  Ends(const Ends&) = delete;
+  Ends& operator=(const Ends&) = delete;
 
   // Why nothing may begin any more; null if anything may.
   std::exception_ptr failure() {
@@ -82,12 +92,11 @@ class Lane::Ends {
     return failure_;
   }
 
-  // One thread adds. Without a rest, and with nothing open before it, the operation ends in it.
+  // Without a rest, and with nothing open before it, the operation ends in the thread that adds.
   void add(Begun begun) {
     {
       const auto lock = service_.lock();
-      if (begun.rest || num_open_ > 0) {
-        if (!service_.runs()) service_.start(name_ + " end", [this] { run(); });
+      if (service_.runs() && (begun.rest || num_open_ > 0)) {
         ++num_open_;
         open_.push_back(std::move(begun));
         service_.changed().notify_all();
@@ -132,10 +141,9 @@ class Lane::Ends {
     begun.done->happen(error);
   }
 
-  std::string name_;
   Purpose purpose_;
   std::deque<Begun> open_;
-  int num_open_ = 0;  // with the one that ends now
+  int num_open_ = 0;  // of these, and the one that ends now
   std::exception_ptr failure_;
   core::ServiceThread service_;  // last: it uses all of the above
 };

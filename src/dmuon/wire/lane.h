@@ -74,8 +74,8 @@ class Work {
 /// operation to operation. Elsewhere the calling thread issues operations to a stream at once, each
 /// with its rest.
 ///
-/// One thread at a time may enqueue. The destructor waits for the running operation, except in a
-/// forked child, which has no thread.
+/// One thread at a time may enqueue. The destructor waits for all operations, except in a forked
+/// child, which has no thread.
 class Lane {
  public:
   enum class Purpose {

@@ -55,22 +55,24 @@ class Reduction {
       for (const layout::Segment& piece : pieces_of(part, buffer, group_->size()))
         sends_.push_back(group_->send(packed_.narrow(0, piece.begin, piece.size()), peer, what_));
     }
-  }
-
-  // Posts the receives of all pieces that fit into the inbox; takes those that must go before.
-  void begin() {
-    for (std::size_t i = 0; i < pieces_.size(); ++i) {
-      receive(pieces_[i]);
-      if (!fits_ && i + 1 < pieces_.size()) take_next();
-    }
+    receive_what_fits();
   }
 
   void finish() {
-    while (num_taken_ < pieces_.size()) take_next();
+    while (num_taken_ < pieces_.size()) {
+      take_next();
+      receive_what_fits();
+    }
     wait_all(std::move(sends_));
   }
 
  private:
+  // All pieces, or one if the inbox has no room for all.
+  void receive_what_fits() {
+    while (arrivals_.size() < pieces_.size() && (fits_ || arrivals_.size() == num_taken_))
+      receive(pieces_[arrivals_.size()]);
+  }
+
   void receive(const layout::Segment& piece) {
     places_.push_back(fits_ ? received_ : 0);
     std::vector<Pending>& arrivals = arrivals_.emplace_back();
@@ -128,7 +130,6 @@ class PeerExchange final : public Exchange {
               const at::Tensor& inbox, TakeSum take, const std::string& what) const override {
     const auto reduction =
         std::make_shared<Reduction>(&group, packed, parts, inbox, std::move(take), what);
-    reduction->begin();
     return [reduction] { reduction->finish(); };
   }
 };
