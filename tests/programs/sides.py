@@ -220,11 +220,11 @@ class Dmuon(OnRanks):
         same = {"mp_policy": policy} if policy else {}
         if program.sharded_first:
             shard(model, mesh, program.wrap, **same)
-        rate = torch.tensor if program.rates_as_tensors else float
         members = grouped(model, program)  # after fully_shard, which replaces parameters; dedicate_params may be later
         dedicate(model, mesh, schedule, select=selecting(program), mp_policy=policy)
         if not program.sharded_first:
             shard(model, mesh, program.wrap, **same)
+        rate: Any = torch.tensor if program.rates_as_tensors else float
         group = {**GROUP, "lr": rate(GROUP["lr"])}
         with divided(self.options.division):
             return dmuon.Muon(
