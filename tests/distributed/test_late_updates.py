@@ -167,6 +167,32 @@ def test_a_reader_waits_for_the_update(ranks, reader):
         assert str(one) == str(other)
 
 
+def without_a_mean(mesh: Any, schedule: dict[str, Any]) -> Any:
+    """A mean that is collected right after a step: bytes before and after that and after a wait, its own, weights."""
+    run = Run(mesh, schedule)
+    own = sum(mean.nbytes for mean, _ in run.mean._owned())
+    run.backward()
+    run.optimizer.step()
+    counts = [run.optimizer.stats()["current_bytes"]]
+    del run.mean
+    counts.append(run.optimizer.stats()["current_bytes"])
+    run.owned()
+    counts.append(run.optimizer.stats()["current_bytes"])
+    run.optimizer.zero_grad()
+    run.backward()
+    run.optimizer.step()
+    return counts, own, full_params(run)
+
+
+def test_a_mean_that_is_collected_beside_an_update_stays_until_that_ends(ranks):
+    late, in_step = (ranks.run(without_a_mean, (2, 2), schedule=one) for one in (AHEAD, IN_STEP))
+    for ((with_it, beside, after), own, weights), (counts, _, expected) in zip(late, in_step, strict=True):
+        assert own > 0
+        assert with_it == beside == after + own
+        assert counts[0] - own == counts[1] == counts[2]
+        assert all(torch.equal(one, other) for one, other in zip(weights, expected, strict=True))
+
+
 def changed_after_the_call(s: Session) -> None:
     s.start(make_gpt(), muon={} if s.reference else {"lr": torch.tensor(2e-2)})
     for step in range(3):

@@ -27,7 +27,8 @@ STEM = -1  # in an order of blocks: what no rank can skip
 INFERENCE_FIRST = "FSDP2's first forward is under inference_mode"
 MIXED_SUMS = "micro-steps under no_sync use other parameters of FSDP2"
 # What FSDP2 may refuse before dmuon does, and how.
-FSDP2S_OWN = {INFERENCE_FIRST: "[Ii]nference tensor", MIXED_SUMS: "size of tensor"}
+UNUSED = "FSDP2's flag is off before it has gathered all that it manages"  # it fails then, if dtypes differ
+FSDP2S_OWN = {INFERENCE_FIRST: "[Ii]nference tensor", MIXED_SUMS: "size of tensor", UNUSED: "_unsharded_param"}
 
 HAVE_SEVERAL = ("heads", "qkv", "rows", "gated", "conv", "stack", "experts", "beside", "stored")  # in one parameter
 HAVE_MATRICES = ("linear", "biased", "mlp", "thin", "column", "parameter", "nested", *HAVE_SEVERAL)
@@ -52,7 +53,7 @@ def refusal(program: Program) -> str:
     """
     if program.astray:
         return ASTRAY[program.astray]
-    if reason := _inference_first(program) or _mixed_sums(program) or _left_off(program):
+    if reason := _inference_first(program) or _unused(program) or _mixed_sums(program) or _left_off(program):
         return reason
     watch = _Known(program)
     for step in program.steps:
@@ -81,6 +82,17 @@ def _inference_first(program: Program) -> str:
                 made |= uses
         if step.reloads:
             made, for_inference = set(), set()
+    return ""
+
+
+def _unused(program: Program) -> str:
+    unused = _with_buffers(Pass(tuple(range(len(program.blocks)))), program) if program.dtype == "bf16" else set()
+    for step in program.steps:
+        for index, micro in enumerate(step.micros):
+            unused -= _with_buffers(micro.forward, program) | _with_buffers(micro.evaluated, program)
+            off = step.off == "requires_gradient_sync" and (step.stays_off or index < len(step.micros) - 1)
+            if off and unused and micro.backward != "dropped":
+                return UNUSED
     return ""
 
 

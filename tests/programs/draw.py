@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from after import ACTIONS, AGREES
 from contract import ASTRAY, HAVE_SEVERAL, managed
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -65,6 +66,7 @@ class Frame:
     wrap: str
     size: int
     second: str
+    after: tuple[str, ...]  # what steps choose from, so that some of them do the same
 
     def may_skip(self, uses: tuple[int, ...]) -> list[int]:
         def may(block: Block) -> bool:
@@ -142,6 +144,8 @@ def step(draw: Draw, frame: Frame, first: bool) -> Step:
             micros = tuple(dataclasses.replace(one, forward=micros[0].forward, backward="once") for one in micros)
     # A GradScaler wants a gradient on every rank.
     may_scale = ends == "step" and not any(one.backward == "dropped" or one.without_backward for one in micros)
+    among = [action for action in frame.after if ends != "discarded" or action not in AGREES]
+    after = tuple(draw(st.lists(st.sampled_from(among), max_size=3))) if among else ()
     return Step(
         micros=micros,
         clips=rarely(draw, True, False, 3),
@@ -152,7 +156,8 @@ def step(draw: Draw, frame: Frame, first: bool) -> Step:
         off=off,
         stays_off=bool(off) and rarely(draw, True, False),
         reloads=rarely(draw, True, False, 8),
-        reads=draw(st.sampled_from(["", "", "", "weights", "states", "momenta"])),
+        after=after,
+        cleared_after=draw(st.integers(0, len(after))),
     )
 
 
@@ -221,7 +226,8 @@ def programs(draw: Draw) -> Program:
         usual = tuple(draw(st.lists(st.integers(0, num_blocks - 1), min_size=1, max_size=7)))
     num_steps = draw(st.integers(1, 5))
     second = draw(st.sampled_from(["", "", "", "", "in turn", "forwards first", "joint"]))
-    frame = Frame(usual, blocks, wrap, size, second)
+    after = tuple(draw(st.lists(st.sampled_from(ACTIONS), min_size=2, max_size=6, unique=True)))
+    frame = Frame(usual, blocks, wrap, size, second, after)
     program = Program(
         mesh=mesh,
         order=draw(order(mesh)),
@@ -230,6 +236,7 @@ def programs(draw: Draw) -> Program:
         and rarely(draw, True, False),
         grouped=tuple(sorted(rarely(draw, draw(st.sets(st.integers(0, num_blocks - 1), max_size=3)), (), 3))),
         grouped_by=draw(st.sampled_from(["names", "function", "parameters"])),
+        rates_as_tensors=rarely(draw, True, False),
         wrap=wrap,
         blocks=blocks,
         frozen_stem=frozen_stem,
@@ -249,7 +256,12 @@ def in_bf16(program: Program) -> Program:
     """
     # FSDP2 fixes the dtype of gradients in the first forward, by what needs one then: so nothing is frozen for a step.
     steps = [dataclasses.replace(step, frozen=()) for step in program.steps]
-    earlier = (dataclasses.replace(step, ends="discarded", scaled=False, off="") for step in steps[:-1])
+    earlier = (
+        dataclasses.replace(
+            step, ends="discarded", scaled=False, off="", after=tuple(one for one in step.after if one not in AGREES)
+        )
+        for step in steps[:-1]
+    )
     checkpoints = {"reentrant": "non_reentrant"}
     return dataclasses.replace(
         program,

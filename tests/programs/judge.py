@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,13 +54,14 @@ class Truth:
         others = [play(program, Reference(program, torch.float32, nudge, muon)) for nudge in nudges]
         self.least_sure = 0.0
         self.bounds: list[dict[str, float]] = []
-        initial, final, self.notes = self.exact
-        for number, weights in enumerate(final):
+        self.notes = self.exact.notes
+        for place, reading in enumerate(self.exact.readings):
             self.bounds.append({})
-            for name, weight in weights.items():
-                moved = float((weight - initial[number][name]).norm())
-                swing = max(float((other[1][number][name] - weight).norm()) for other in others)
-                self.bounds[number][name] = BOUND * moved + TIMES * swing
+            for name, value in reading.values.items():
+                begun = self.exact.initial[reading.number].get(name)  # a momentum begins with zeros
+                moved = float((value if begun is None else value - begun).norm())
+                swing = max(float((other.readings[place].values[name] - value).norm()) for other in others)
+                self.bounds[place][name] = BOUND * moved + TIMES * swing
                 if moved:
                     self.least_sure = max(self.least_sure, TIMES * swing / moved)
         self.note_bound = BOUND + TIMES * max(
@@ -67,7 +69,7 @@ class Truth:
         )
 
     def pairs(self, other: Outcome, rank: int) -> list[tuple[float, float]]:
-        return list(zip(self.notes[rank], other[2][rank], strict=True))
+        return list(zip(self.notes[rank], other.notes[rank], strict=True))
 
     def check_all(self, outcomes: list[Outcome]) -> None:
         """Those of all ranks, which must not differ in any bit."""
@@ -76,23 +78,23 @@ class Truth:
             check_same_bits(outcomes[0], outcome, f"on rank {rank} than on rank 0")
 
     def check(self, outcome: Outcome, rank: int) -> None:
-        _, final, _ = outcome
-        for number, weights in enumerate(final):
-            assert weights.keys() == self.bounds[number].keys()
-            for name, bound in self.bounds[number].items():
-                error = float((weights[name] - self.exact[1][number][name]).norm())
+        for wanted, got, bounds in zip(self.exact.readings, outcome.readings, self.bounds, strict=True):
+            assert got.values.keys() == bounds.keys(), (got.where, got.values.keys() ^ bounds.keys())
+            for name, bound in bounds.items():
+                error = float((got.values[name] - wanted.values[name]).norm())
                 if not error <= bound:
-                    raise Outside(f"rank {rank}, model {number}, {name}: off by {error:.2e}, allowed {bound:.2e}")
-        for place, (wanted, got) in enumerate(self.pairs(outcome, rank)):
-            if not abs(wanted - got) <= self.note_bound * (1 + abs(wanted)):
-                raise Outside(f"rank {rank}: loss or norm number {place}: expected {wanted:.6f}, got {got:.6f}")
+                    where = f"rank {rank}, model {got.number}, {got.where}"
+                    raise Outside(f"{where}, {name}: off by {error:.2e}, allowed {bound:.2e}")
+        for place, (expected, found) in enumerate(self.pairs(outcome, rank)):
+            if not abs(expected - found) <= self.note_bound * (1 + abs(expected)):
+                raise Outside(f"rank {rank}: loss or norm number {place}: expected {expected:.6f}, got {found:.6f}")
 
 
 def check_same_bits(first: Outcome, second: Outcome, where: str) -> None:
-    for number, weights in enumerate(first[1]):
-        for name, weight in weights.items():
-            if not torch.equal(weight, second[1][number][name]):
-                raise Outside(f"model {number}, {name}: other bits {where}")
+    for one, other in zip(first.readings, second.readings, strict=True):
+        for name, value in one.values.items():
+            if not torch.equal(value, other.values[name]):
+                raise Outside(f"model {one.number}, {one.where}, {name}: other bits {where}")
 
 
 def check(pool: RankPool, program: Program) -> None:
@@ -118,7 +120,7 @@ def check(pool: RankPool, program: Program) -> None:
 
 def same_bits(program: Program) -> bool:
     """Whether other options give them: the norm of clipping adds up the norms of what has an owner of its own."""
-    clips = any(step.clips for step in program.steps)
+    clips = any(step.clips or "clip_again" in step.after for step in program.steps)
     return not clips or program.options.division == program.others.division
 
 
@@ -157,6 +159,7 @@ def check_names(program: Program, parts: list[str], reason: str) -> None:
 
 def check_stock(pool: RankPool, program: Program) -> None:
     """Whether FSDP2 with AdamW, without dmuon, trains it as one process does."""
+    program = replace(program, steps=tuple(replace(step, after=()) for step in program.steps))
     truth = Truth(program, muon=False)
     try:
         outcomes = play_on(pool, program, "stock")

@@ -16,6 +16,37 @@ AGREEMENT = "src/dmuon/engine/agreement.cpp"
 SHARED_MESH = "src/dmuon/wire/shared_mesh.cpp"
 MUON_STEP = "src/dmuon/optim/muon_step.cpp"
 MUON = "src/dmuon/optim/rules/muon.cpp"
+BINDINGS = "src/dmuon/bindings/optim.cpp"
+
+# A rule that keeps its group, which native_group has as a local, and reads the rate whenever it is applied.
+LATE_RULE = """\
+             struct Late final : optim::Rule {
+               optim::MuonOptions options{};
+               PyObject* group = nullptr;
+               optim::Muon now() const {
+                 const py::gil_scoped_acquire gil;
+                 optim::MuonOptions present = options;
+                 if (group != nullptr) present.lr = py::float_(py::handle(group)["lr"]);
+                 return optim::Muon(present);
+               }
+               const std::vector<optim::State>& states() const override { return now().states(); }
+               bool takes_gradient_factor() const override { return true; }
+               newton_schulz::Start prepare(const newton_schulz::Elementwise& elementwise,
+                                            const optim::Piece& piece, at::ScalarType dtype,
+                                            double smallest) const override {
+                 return now().prepare(elementwise, piece, dtype, smallest);
+               }
+               void apply(const optim::Piece& piece,
+                          const optim::Orthogonalised& update) const override {
+                 now().apply(piece, update);
+               }
+             };
+             const auto late = std::make_shared<Late>();
+             late->options = muon;
+             const py::dict locals = py::module_::import("sys").attr("_getframe")().attr("f_locals");
+             if (locals.contains("group")) late->group = py::object(locals["group"]).release().ptr();
+             return MuonGroup{late, std::move(iteration),
+"""
 
 ENGINE = (
     # Gradients on their way.
@@ -199,6 +230,13 @@ ENGINE = (
         ".gradient_factor = gradient_factor};",
         ".gradient_factor = {}};",
         "Gradients are clipped for those who read them, but momenta take them as they were.",
+    ),
+    Planted(
+        "rate_read_by_a_late_update",
+        BINDINGS,
+        "             return MuonGroup{std::make_shared<optim::Muon>(muon), std::move(iteration),\n",
+        LATE_RULE,
+        "An update takes the learning rate that the group has when it runs, not when step() was called.",
     ),
     Planted(
         "learning_rate_of_the_stack",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
+from after import Values
 from model import Net, inputs_of
 from program import Micro, Pass, Program, Step
 from sides import Side, batch_of
@@ -16,6 +18,21 @@ class OwnError(Exception):
     """What a rank raises that goes astray so."""
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What was read of one of the models."""
+
+    number: int  # of the model
+    values: Values
+    where: str
+
+
+class Outcome(NamedTuple):
+    initial: list[Values]  # the weights of each model
+    readings: list[Reading]
+    notes: dict[int, list[float]]  # by rank
+
+
 class Player:
     def __init__(self, program: Program, side: Side) -> None:
         self.program, self.side = program, side
@@ -23,6 +40,8 @@ class Player:
         self.scales = False  # whether this step has a GradScaler
         # By rank: what its forwards and its clipping returned, in order. Read in the end: a host that reads has waited.
         self.notes: dict[int, list[torch.Tensor]] = {rank: [] for rank in side.ranks}
+        self.initial = [side.weights(model) for model in side.models]
+        self.readings: list[Reading] = []  # the weights in the end, too
 
     def play(self) -> None:
         program = self.program
@@ -30,6 +49,15 @@ class Player:
             if program.astray and self.step == program.stray_step and program.stray in self.side.ranks:
                 step = self.go_astray(step)
             self.take(step)
+
+    def outcome(self) -> Outcome:
+        final = map(self.side.weights, self.side.models)
+        self.readings += [Reading(number, weights, "in the end") for number, weights in enumerate(final)]
+        return Outcome(
+            [on_host(weights) for weights in self.initial],
+            [replace(reading, values=on_host(reading.values)) for reading in self.readings],
+            {rank: [float(value) for value in notes] for rank, notes in self.notes.items()},
+        )
 
     def go_astray(self, step: Step) -> Step:
         """The step that the stray rank takes instead."""
@@ -73,13 +101,12 @@ class Player:
                     self.side.unscale(optimizer)
                 self.note_all(self.side.clip(model))
         self.end(step, closes)
-        for optimizer in self.side.optimizers:
-            optimizer.zero_grad(set_to_none=not step.zeroed or step.reloads)
-        if step.reads:
-            for model, optimizer in zip(self.side.models, self.side.optimizers, strict=True):
-                self.note_all(self.side.read(step.reads, model, optimizer))
         for parameter in frozen:
             parameter.requires_grad_(True)
+        self.do(step.after[: step.cleared_after])
+        for optimizer in self.side.optimizers:
+            optimizer.zero_grad(set_to_none=not step.zeroed or step.reloads)
+        self.do(step.after[step.cleared_after :])
         for model in self.side.models if step.off else ():
             self.side.set_flag(model, step.off, True)
         if step.reloads:
@@ -105,6 +132,16 @@ class Player:
                     self.side.step_scaled(optimizer)
                 else:
                     optimizer.step()
+
+    def do(self, actions: Sequence[str]) -> None:
+        """What comes after a step."""
+        for action in actions:
+            for number, after in enumerate(self.side.after):
+                found = getattr(after, action)()
+                if isinstance(found, torch.Tensor):
+                    self.note_all(found)
+                elif found is not None:
+                    self.readings.append(Reading(number, found, f"step {self.step}, {action}"))
 
     def run(self, micro: Micro) -> None:
         """A micro-step of all models."""
@@ -196,13 +233,11 @@ class Player:
             notes.append(value)
 
 
-Outcome = tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]], dict[int, list[float]]]
+def on_host(values: Values) -> Values:
+    return {name: value.cpu() for name, value in values.items()}
 
 
 def play(program: Program, side: Side) -> Outcome:
-    """(initial weights of each model, final ones, notes by rank)."""
-    initial: list[Any] = [side.weights(model) for model in side.models]
     player = Player(program, side)
     player.play()
-    final = [side.weights(model) for model in side.models]
-    return initial, final, {rank: [float(value) for value in notes] for rank, notes in player.notes.items()}
+    return player.outcome()

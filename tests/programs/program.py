@@ -65,7 +65,8 @@ class Step:
     stays_off: bool = False  # in the last micro-step too
     ends: str = "step"  # or "closure": the last micro-step is one; "discarded": the gradients are thrown away
     zeroed: bool = False  # the gradients are zeros afterwards; else none
-    reads: str = ""  # what is read after it, while an update may be late: or "weights", "states", "momenta"
+    after: tuple[str, ...] = ()  # what is read and written then, while an update may be late: see after.ACTIONS
+    cleared_after: int = 0  # of these, gradients are cleared
     # Then saves everything and goes on with new models of the other options, and so of other owners.
     reloads: bool = False
 
@@ -102,6 +103,7 @@ class Program:
     sharded_first: bool = False  # fully_shard comes before dedicate_params
     grouped: Positions = ()  # blocks whose matrices are a group with a rate of their own
     grouped_by: str = "names"  # or "function", "parameters" taken before dedicate_params
+    rates_as_tensors: bool = False  # learning rates of matrices are
 
     @property
     def size(self) -> int:

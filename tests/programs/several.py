@@ -1,7 +1,8 @@
-"""A program over all kinds of parameters that hold several matrices; random ones seldom have tied ones."""
+"""Programs that have more of a kind than random ones: parameters that hold several matrices, reads and writes."""
 
 from __future__ import annotations
 
+from after import ACTIONS
 from program import Block, Micro, Options, Pass, Positions, Program, Step
 
 BLOCKS = (
@@ -25,3 +26,12 @@ def with_several_matrices(mesh: Positions, division: str, dtype: str) -> Program
     others = Options(division="all" if division == "none" else "none", strategy="round_robin", node_copy=False)
     wrap = "none" if dtype == "fp32" else "root"
     return Program(mesh, dtype, wrap, BLOCKS, steps=steps, options=Options(division=division), others=others)
+
+
+def with_each_action(mesh: Positions, wrap: str = "none") -> Program:
+    """After each step another one of what may come beside its late update, before gradients are cleared."""
+    usual = Micro(Pass((0, 1, 2)))
+    steps = tuple(Step((usual,), after=(action,), cleared_after=1) for action in ACTIONS)
+    options, others = (Options(late_updates=late) for late in (True, False))
+    blocks = Block(), Block("mlp"), Block("nested")
+    return Program(mesh, wrap=wrap, blocks=blocks, steps=steps, options=options, others=others)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn as nn
-from dmuon._setup.dedication import dedication_of
-from dmuon._setup.placeholder import OwnedTensor
+from after import After, AfterOnRanks, Values, whole
+from dmuon._setup.place import clean_name
 from model import INPUTS, Net, grouped, is_muons, make, selecting, several_of
 from plans import every_matrix_of
 from program import Options, Program
 from reference import ReferenceMuon
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from training import LR, WEIGHT_DECAY, dedicate, place_of, weights_of
 
 import dmuon
@@ -28,16 +27,6 @@ ADAMW_EPS = 1e-2
 ADAMW_LR = 1e-2
 MAX_NORM = 0.1
 GROUP = {"lr": LR / 4, "momentum": 0.8}  # of the matrices that are a group of their own
-
-
-def norm_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    squares = [tensor.double().square().sum() for tensor in tensors]
-    return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
-
-
-def own_states(optimizer: Any) -> list[torch.Tensor]:
-    states = (optimizer.state[p] for p in optimizer.state if isinstance(p, OwnedTensor))
-    return [tensor for state in states for tensor in state.values() if not isinstance(tensor, OwnedTensor)]
 
 
 def batch_of(step: int, micro: int, rank: int, number: int) -> torch.Tensor:
@@ -55,6 +44,7 @@ class Side:
     device = torch.device("cpu")
     models: list[Net]
     optimizers: list[Any]
+    after: list[After]
 
     def scale(self) -> float:
         """What a rank's loss is multiplied by."""
@@ -79,19 +69,12 @@ class Side:
     def set_flag(self, model: Net, flag: str, on: bool) -> None:
         """Sets a flag of FSDP2's."""
 
-    def read(self, what: str, model: Net, optimizer: Any) -> torch.Tensor:
-        """Returns [], the norm of all weights, or of the momenta of all matrices."""
-        return norm_of(self.weights(model).values() if what == "weights" else self.momenta(model, optimizer))
+    def clip(self, model: Net, max_norm: float = MAX_NORM) -> torch.Tensor:
+        return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
 
-    def momenta(self, model: Net, optimizer: Any) -> Iterable[torch.Tensor]:
-        return ()
-
-    def clip(self, model: Net) -> torch.Tensor:
-        return nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
-
-    def weights(self, model: Net) -> dict[str, torch.Tensor]:
+    def weights(self, model: Net) -> Values:
         """Whole, of all parameters."""
-        return {name: p.detach().clone() for name, p in model.named_parameters()}
+        return {clean_name(name): p.detach().clone() for name, p in model.named_parameters()}
 
 
 class Reference(Side):
@@ -111,24 +94,26 @@ class Reference(Side):
             names = [name for name, p in model.named_parameters() if muon and is_muons(name, p)]
             cuts = {name: several.cut for name in names if (several := several_of(program, name))}
             optimizer = ReferenceMuon(model, names, LR, WEIGHT_DECAY, adamw_lr=ADAMW_LR, cuts=cuts)
-            optimizer.own = {name: GROUP for name in grouped(model, program) if muon}
+            optimizer.own = {name: dict(GROUP) for name in grouped(model, program) if muon}
             if optimizer.adamw is not None:
                 optimizer.adamw.param_groups[0]["eps"] = ADAMW_EPS
             self.optimizers.append(optimizer)
             self.models.append(computing_in_bf16(model, self.size) if in_bf16 else model)
         self._in_bf16, self._masters = in_bf16, dict(zip(self.models, masters, strict=True))
+        self.after = [After(self, number) for number in range(len(masters))]
 
     def scale(self) -> float:
         return 1.0 if self._in_bf16 else 1.0 / self.size
 
-    def clip(self, model: Net) -> torch.Tensor:
-        return super().clip(self._masters[model])
+    def clip(self, model: Net, max_norm: float = MAX_NORM) -> torch.Tensor:
+        return super().clip(self.master(model), max_norm)
 
-    def momenta(self, model: Net, optimizer: Any) -> Iterable[torch.Tensor]:
-        return optimizer.buffers.values()  # type: ignore[no-any-return]
+    def master(self, model: Net) -> Net:
+        """Who has the weights of the model in full precision."""
+        return self._masters[model]
 
-    def weights(self, model: Net) -> dict[str, torch.Tensor]:
-        return super().weights(self._masters[model])
+    def weights(self, model: Net) -> Values:
+        return super().weights(self.master(model))
 
 
 def computing_in_bf16(master: Net, size: int) -> Net:
@@ -227,6 +212,7 @@ class Dmuon(OnRanks):
         self.options, self.others = options, others
         self.scaler = torch.amp.GradScaler(mesh.device_type, init_scale=2.0**10)
         super().__init__(mesh, program)
+        self.after = [AfterOnRanks(self, number) for number in range(len(self.models))]
 
     def start(self, model: Net, mesh: Any, program: Program) -> Any:
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if program.dtype == "bf16" else None
@@ -238,15 +224,17 @@ class Dmuon(OnRanks):
         dedicate(model, mesh, schedule, select=selecting(program), mp_policy=policy)
         if not program.sharded_first:
             shard(model, mesh, program.wrap, **same)
+        rate: Any = torch.tensor if program.rates_as_tensors else float
+        group = {**GROUP, "lr": rate(GROUP["lr"])}
         with divided(self.options.division):
             return dmuon.Muon(
                 model,
-                lr=LR,
+                lr=rate(LR),
                 weight_decay=WEIGHT_DECAY,
                 ns_dtype=torch.float32,
                 adamw_lr=ADAMW_LR,
                 adamw_eps=ADAMW_EPS,
-                muon_groups=[{"params": named(members, program.grouped_by), **GROUP}] if members else [],
+                muon_groups=[{"params": named(members, program.grouped_by), **group}] if members else [],
             )
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
@@ -262,24 +250,16 @@ class Dmuon(OnRanks):
 
     def reload(self) -> None:
         states = [(model.state_dict(), optimizer.state_dict()) for model, optimizer in self.both()]
+        means = [after.held and after.held.state_dict() for after in self.after]
         self.options, self.others = self.others, self.options
         self.build(len(states))  # of other weights
         for (model, optimizer), (weights, state) in zip(self.both(), states, strict=True):
             model.load_state_dict(weights)
             optimizer.load_state_dict(state)
-
-    def read(self, what: str, model: Net, optimizer: Any) -> torch.Tensor:
-        if what == "momenta":  # of this rank, at once and when nothing is under way any more
-            early = [tensor.clone() for tensor in own_states(optimizer)]
-            dedication_of(model, "read").runtime.engine.drain()
-            assert all(map(torch.equal, early, own_states(optimizer))), "opt.state did not wait for the update"
-        return super().read(what, model, optimizer)
-
-    def momenta(self, model: Net, optimizer: Any) -> Iterable[torch.Tensor]:
-        for state in optimizer.state_dict()["state"].values():
-            if "momentum_buffer" in state:
-                momentum = state["momentum_buffer"]
-                yield momentum.full_tensor() if isinstance(momentum, DTensor) else momentum
+        for after, mean in zip(self.after, means, strict=True):
+            if mean is not None:
+                after.new_mean()
+                after.held.load_state_dict(mean)
 
     def both(self) -> Iterator[tuple[Net, Any]]:
         return zip(self.models, self.optimizers, strict=True)
@@ -287,11 +267,11 @@ class Dmuon(OnRanks):
     def no_sync(self, model: Net) -> AbstractContextManager[None]:
         return dmuon.no_sync(model)
 
-    def clip(self, model: Net) -> torch.Tensor:
-        return dmuon.clip_grad_norm_(model, MAX_NORM)
+    def clip(self, model: Net, max_norm: float = MAX_NORM) -> torch.Tensor:
+        return dmuon.clip_grad_norm_(model, max_norm)
 
-    def weights(self, model: Net) -> dict[str, torch.Tensor]:
-        return {name: weight.cpu() for name, weight in weights_of(model).items()}
+    def weights(self, model: Net) -> Values:
+        return {clean_name(name): weight for name, weight in weights_of(model).items()}
 
 
 class Stock(OnRanks):
@@ -313,8 +293,5 @@ class Stock(OnRanks):
         for module in modules:
             module.set_requires_all_reduce(True, recurse=False)
 
-    def weights(self, model: Net) -> dict[str, torch.Tensor]:
-        return {
-            name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
-            for name, p in model.named_parameters()
-        }
+    def weights(self, model: Net) -> Values:
+        return {clean_name(name): whole(p) for name, p in model.named_parameters()}

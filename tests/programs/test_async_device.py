@@ -21,7 +21,7 @@ from on_device import ORDERS, check_on_device, on_device
 from play import Outcome, Player
 from pool import RankPool
 from program import Block, Micro, Options, Pass, Program, Step, from_json
-from several import with_several_matrices
+from several import with_each_action, with_several_matrices
 from sides import Dmuon
 
 import dmuon
@@ -82,23 +82,24 @@ def test_parameters_that_hold_several_matrices(device_ranks, mesh, division, dty
     check(device_ranks, with_several_matrices(mesh, division, dtype), "side_first")
 
 
+@pytest.mark.parametrize(("wrap", "order"), each_order_with("none", "blocks"))
+def test_everything_after_a_step_waits_for_its_update(device_ranks, wrap, order):
+    check(device_ranks, with_each_action((2, 2), wrap), order)
+
+
 def on_another_stream(mesh: Any, program: Program, order: str) -> tuple[Outcome, list[str]]:
     """Built on the default stream, trained on another one, evaluated and read on the default one."""
     import async_device
 
     async_device.reset()
     async_device.configure(order=order, seed=mesh.get_rank())
-    side = Dmuon(mesh, program, program.options, program.others)
-    initial = [side.weights(model) for model in side.models]
+    player = Player(program, Dmuon(mesh, program, program.options, program.others))
     torch.emulated.synchronize()
     own = torch.emulated.Stream()
-    player = Player(program, side)
     with torch.emulated.stream(own):
         player.play()
     torch.emulated.current_stream().wait_stream(own)
-    final = [side.weights(model) for model in side.models]
-    notes = {rank: [float(value) for value in notes] for rank, notes in player.notes.items()}
-    return (initial, final, notes), async_device.races()
+    return player.outcome(), async_device.races()
 
 
 @pytest.mark.parametrize(("wrap", "order"), each_order_with("none", "blocks"))

@@ -15,7 +15,7 @@ from contract import ASTRAY, refusal
 from draw import plays
 from judge import Outside, Truth, check
 from program import Block, Micro, Pass, Program, Step, from_json, to_json
-from several import with_several_matrices
+from several import with_each_action, with_several_matrices
 
 pytestmark = pytest.mark.xdist_group("programs")  # one process has the ranks
 
@@ -74,6 +74,11 @@ def test_each_of_several_matrices_in_a_parameter_is_trained_as_one_by_itself(pro
     check(programs_pool, with_several_matrices(mesh, division, dtype))
 
 
+@pytest.mark.parametrize(("mesh", "wrap"), [((2, 2), "none"), ((4,), "blocks")])
+def test_everything_after_a_step_meets_new_weights(programs_pool, mesh, wrap):
+    check(programs_pool, with_each_action(mesh, wrap))
+
+
 def test_a_program_comes_back_from_its_file():
     program = Program(blocks=BLOCKS, steps=(Step((USUAL,), clips=True),))
     assert from_json(to_json(program)) == program
@@ -84,7 +89,7 @@ def test_the_judge_finds_a_weight_that_is_off_and_the_contract_knows_a_skip():
     program = Program(blocks=BLOCKS, steps=(Step((USUAL,)),) * 2)
     longer = Truth(dataclasses.replace(program, steps=(Step((USUAL,)),) * 3)).exact
     with pytest.raises(Outside):
-        Truth(program).check((longer[0], longer[1], Truth(program).notes), 0)
+        Truth(program).check(longer._replace(notes=Truth(program).notes), 0)
     skips = Pass((0, 1, 2), ((0,),))
     assert "not known" in refusal(dataclasses.replace(program, steps=(Step((Micro(skips),)),)))
     assert not refusal(dataclasses.replace(program, steps=(Step((USUAL,)), Step((Micro(skips),)))))
