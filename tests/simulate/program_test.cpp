@@ -169,7 +169,9 @@ TEST(WaitsOn, LetsMessagesBeginBesideThoseBeforeThem) {
   for (int i = 0; i < program.num_issues(); ++i) {
     const Frontier& own = waits[static_cast<std::size_t>(i)];
     const schedule::Lane lane = program.issue(i).lane();
-    if (lane == schedule::Lane::kUpdate) EXPECT_EQ(own[lane], last[lane]);
+    if (lane == schedule::Lane::kUpdate) {
+      EXPECT_EQ(own[lane], last[lane]);
+    }
     if (lane == schedule::Lane::kInter && last[lane] >= 0) num_beside += own[lane] < last[lane];
     last[lane] = i;
   }
