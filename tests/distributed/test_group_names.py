@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from dmuon._setup import groups
 from models import make_gpt
 from pool import RankPool
 from training import AHEAD, dedicate
@@ -28,6 +29,27 @@ def create_among_others(mesh: Any) -> list[int]:
         dmuon.Muon(model)
         counts.append(dist.distributed_c10d._world.group_count)
     return counts
+
+
+def purposes(mesh: Any) -> list[str]:
+    model = make_gpt(depth=1)
+    dedicate(model, mesh, AHEAD)
+    dmuon.Muon(model)
+    return sorted(group.group_desc.removeprefix("dmuon ") for group in groups._groups.values())
+
+
+@pytest.mark.cpu("elsewhere than on gloo a column has one group")
+@pytest.mark.parametrize(
+    "mesh, expected",
+    [((2, 2), ["column", "column down", "everyone", "host column", "host row", "row"]), ((1, 4), ["everyone", "row"])],
+)
+def test_the_column_alone_has_a_second_group(mesh, expected):
+    pool = RankPool(4)  # which has no groups of other meshes
+    try:
+        results = pool.run(purposes, mesh)
+    finally:
+        pool.close()
+    assert results == [expected] * 4
 
 
 @pytest.mark.cpu("names of groups are of no device")

@@ -81,7 +81,7 @@ ENGINE = (
     Planted(
         "mean_of_two_nodes",
         PEER_EXCHANGE,
-        "sum, 1.0 / group.size());",
+        "sum, 1.0 / group_->size());",
         "sum, 1.0 / 2);",
         "In groups of more than two gradients are too large: Muon does not mind, the norm of clipping and AdamW do.",
     ),
