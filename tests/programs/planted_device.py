@@ -30,7 +30,8 @@ DEVICE = (
         LANE,
         "      for (const Event& event : after) event.wait();\n"
         "      if (const Rest rest = operation.begin()) rest();\n      done.event->record(stream_);\n",
-        "      static_cast<void>(after);\n      if (const Rest rest = operation.begin()) rest();\n      done.event->record(stream_);\n",
+        "      static_cast<void>(after);\n"
+        "      if (const Rest rest = operation.begin()) rest();\n      done.event->record(stream_);\n",
         "Stage 2 sends what stage 1 has not summed, and stage 2 of publishing copies what has not come.",
         on_device=True,
     ),
