@@ -109,7 +109,7 @@ class Reference(Side):
         return super().clip(self.master(model), max_norm)
 
     def master(self, model: Net) -> Net:
-        """Who has the weights of the model in full precision."""
+        """Returns the model that keeps the weights in full precision."""
         return self._masters[model]
 
     def weights(self, model: Net) -> Values:

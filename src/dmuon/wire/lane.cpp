@@ -123,7 +123,7 @@ class Lane::Ends {
   }
 
   void end(Begun begun) {
-    // Of an earlier operation, which may have failed after this one began.
+    // An earlier operation may have failed after this one began.
     std::exception_ptr error = failure();
     if (!error) error = begun.error;
     if (!error && begun.rest) {

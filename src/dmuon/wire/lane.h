@@ -37,8 +37,8 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
-/// What is left of an operation that has issued its messages: to wait for them, and to use what
-/// came. Empty if nothing is left.
+/// The second part of an operation. The first part has issued messages; the rest waits for them and
+/// uses what came. Empty if nothing is left to do.
 using Rest = std::function<void()>;
 
 /// The body of an operation on a lane: a function that returns a Rest, or nothing.
