@@ -31,14 +31,17 @@ def racing():
 
 
 def test_a_schedule_is_replayed_exactly(device):
-    recorded = []
-    for seed in range(6):
+    recorded, values = [], set()
+    for seed in range(200):  # on a busy machine the device has few kernels at once to choose from, and values repeat
         device.configure(order="random", seed=seed)
         with device.recording() as schedule:
             result = racing()
-        recorded.append((schedule, result))
-    values = {value for _, (value, _) in recorded}
-    assert len(values) > 2
+        if result[0] not in values:
+            values.add(result[0])
+            recorded.append((schedule, result))
+        if len(recorded) == 4:
+            break
+    assert len(recorded) == 4
     for order in async_device.ORDERS:
         device.configure(order=order, hang_s=5.0)
         for schedule, result in recorded:
