@@ -1,13 +1,26 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "dmuon/core/index.h"
 #include "dmuon/plan/cost.h"
 #include "dmuon/plan/inventory.h"
 
 namespace dmuon::catalog {
+
+/// What a training step of a model computes beside its optimizer.
+struct Training {
+  int sequence = 0;                   ///< tokens of a sequence; 0: the file does not say
+  std::int64_t outside_elements = 0;  ///< of parameters that Muon does not take
+  double outside_flops = 0;           ///< of a token's forward outside of all units
+  /// [units] FLOPs of a token's forward in the unit's matrices: 2 an element that it uses.
+  core::Vector<core::UnitIndex, double> unit_flops;
+  /// [units] FLOPs of a token's forward in attention for each token of the sequence.
+  core::Vector<core::UnitIndex, double> attention_flops;
+};
 
 /// The weight matrices of a published model, from models/*.json. The program contains the files.
 struct Model {
@@ -16,6 +29,7 @@ struct Model {
   std::string source;     ///< of its dimensions
   bool stand_in = false;  ///< the published sizes are incomplete, parts are guessed
   plan::Inventory inventory;
+  Training training;
 };
 
 /// Returns the known models in alphabetical order. Thread-safe, like all functions here.
@@ -23,6 +37,15 @@ std::vector<std::string> model_names();
 
 /// @throws InvalidArgument for an unknown name, with the known ones.
 Model model(std::string_view name, bool tensor_parallel = false);
+
+/// Returns the names of networks in models/devices.json.
+std::vector<std::string> network_names();
+
+/// @throws InvalidArgument for an unknown name, with the known ones.
+plan::Network network(std::string_view name);
+
+/// @throws InvalidArgument, naming the place in the text.
+std::vector<plan::Network> networks_from_json(std::string_view text);
 
 /// Reads a model file, whose format models/README.md describes.
 /// @param tensor_parallel cuts every matrix, except those that the file calls whole.

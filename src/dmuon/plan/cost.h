@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "dmuon/balance/instance.h"
+#include "dmuon/plan/device.h"
 #include "dmuon/plan/inventory.h"
 
 namespace dmuon::plan {
@@ -13,25 +14,6 @@ using balance::BatchTime;
 using balance::Nanoseconds;
 
 inline double milliseconds(Nanoseconds ns) { return static_cast<double>(ns) / 1e6; }
-
-/// A device's rates: constants of the cost model, for times that cannot be measured.
-struct Device {
-  std::string name;           ///< "a800-sxm4-80gb"
-  std::string description;    ///< as the vendor writes it
-  std::string source;         ///< where each constant comes from
-  double product_tflops = 0;  ///< 10^12 FLOP/s of a large matrix product
-  /// 10^12 FLOP/s of a symmetric product, a triangle counted once; 0: the device has none and
-  /// runs full products.
-  double symmetric_tflops = 0;
-  double elementwise_gb_per_s = 0;  ///< 10^9 bytes/s
-  double launch_us = 0;             ///< microseconds to start one operation
-  int tiles = 1;                    ///< tiles of 128 x 128 results that it works on at once
-  double link_gb_per_s = 0;         ///< 10^9 bytes/s a direction to the others of its node
-};
-
-/// @throws InvalidArgument, naming the first constant that is not finite and > 0;
-///         symmetric_tflops and launch_us may be 0.
-void validate(const Device& device);
 
 /// The costs c[s,b] of one shape: times of the *whole* owner path (momentum, Newton-Schulz, update,
 /// cast) for a batch (paper, sec:loadbalance).
