@@ -71,15 +71,25 @@ std::size_t most_open(const Trace& uses, bool keeps_last, std::set<UnitIndex>* o
   return most;
 }
 
-Timing draw_times(const Delays& delays) {
-  auto random = std::make_shared<std::minstd_rand>(delays.seed);
-  const auto draw = [random](double mean_us) {
-    return static_cast<double>((*random)()) / static_cast<double>(std::minstd_rand::max()) * 2 *
+class Drawn : public Durations {
+ public:
+  explicit Drawn(const Delays& delays) : delays_(delays), random_(delays.seed) {}
+
+  double work_us(core::Owner, const Issue&) override { return draw(delays_.compute_us); }
+  double message_us(core::Owner, const Issue&, const schedule::Message&) override {
+    return draw(delays_.message_us);
+  }
+  bool rendezvous() const override { return delays_.rendezvous; }
+
+ private:
+  double draw(double mean_us) {
+    return static_cast<double>(random_()) / static_cast<double>(std::minstd_rand::max()) * 2 *
            mean_us;
-  };
-  return {[=](const Issue&) { return draw(delays.compute_us); },
-          [=](const schedule::Message&) { return draw(delays.message_us); }, delays.rendezvous};
-}
+  }
+
+  const Delays& delays_;
+  std::minstd_rand random_;
+};
 
 }  // namespace
 
@@ -127,7 +137,8 @@ DryRun dry_run(const Programs& programs, bool node_copy, std::int64_t granted_by
                                              " bytes, granted are ", granted_bytes));
   }
   Data data(programs, node_copy, &run.violations);
-  Execution execution = execute(programs, draw_times(delays), &data);
+  Drawn durations(delays);
+  Execution execution = execute(programs, durations, &data);
   run.timeline = std::move(execution.timeline);
   run.violations.insert(run.violations.end(), execution.violations.begin(),
                         execution.violations.end());

@@ -13,11 +13,17 @@ using What = TrainingEvent::What;
 
 constexpr double kByteUs = 10;
 
-Timing timing() {
-  return {[](const Issue& issue) { return issue.compute ? 1 : 0.5; },
-          [](const schedule::Message& message) {
-            return kByteUs * static_cast<double>(message.bytes);
-          }};
+class ByBytes : public Durations {
+ public:
+  double work_us(core::Owner, const Issue& issue) override { return issue.compute ? 1 : 0.5; }
+  double message_us(core::Owner, const Issue&, const schedule::Message& message) override {
+    return kByteUs * static_cast<double>(message.bytes);
+  }
+};
+
+Execution run(const Programs& programs, Witness* witness = nullptr) {
+  ByBytes durations;
+  return execute(programs, durations, witness);
 }
 
 Programs steps_on(int num_replicates, int num_shards, int num_steps = 2) {
@@ -30,14 +36,13 @@ Programs steps_on(int num_replicates, int num_shards, int num_steps = 2) {
 }
 
 TEST(Execute, TakesAsLongAsComputeWhereARankIsAlone) {
-  EXPECT_EQ(execute(steps_on(1, 1), timing()).timeline.front().back().end_us,
-            2 * (3 * 1 + 3 * 1 + 3 * 3 * 0.5));
+  EXPECT_EQ(run(steps_on(1, 1)).timeline.front().back().end_us, 2 * (3 * 1 + 3 * 1 + 3 * 3 * 0.5));
 }
 
 // A publication is a broadcast of 8 bytes from each of two ranks.
 TEST(Execute, TakesAsLongAsMessagesSay) {
   const Programs programs = steps_on(1, 2);
-  const Execution execution = execute(programs, timing());
+  const Execution execution = run(programs);
   int num_publications = 0;
   for (const SimulatedSpan& span : execution.timeline.front()) {
     if (!programs.front().issue(span.issue).is(Kind::kPublishIntra)) continue;
@@ -50,7 +55,7 @@ TEST(Execute, TakesAsLongAsMessagesSay) {
 // Whatever is waited for has ended before.
 TEST(Execute, StartsNothingBeforeWhatItWaitsFor) {
   const Programs programs = steps_on(2, 2);
-  const Execution execution = execute(programs, timing());
+  const Execution execution = run(programs);
   EXPECT_EQ(execution.violations, std::vector<std::string>{});
   for (const core::Owner rank : programs.indices()) {
     const std::vector<Frontier> waits = waits_on(programs[rank]);
@@ -71,7 +76,7 @@ TEST(Execute, SaysWhatWaitsForEver) {
   Programs programs = steps_on(1, 2);
   Program& other = programs[core::Owner(1)];
   other.issues.resize(3);
-  const Execution execution = execute(programs, timing());
+  const Execution execution = run(programs);
   ASSERT_FALSE(execution.violations.empty());
   EXPECT_NE(execution.violations.front().find("waits forever"), std::string::npos)
       << execution.violations.front();
@@ -96,7 +101,7 @@ class Counter : public Witness {
 TEST(Execute, ShowsAWitnessEveryOperationAndMessage) {
   const Programs programs = steps_on(1, 2, 1);
   Counter counter;
-  execute(programs, timing(), &counter);
+  run(programs, &counter);
   int num_issues = 0, num_publications = 0, num_routes = 0;
   for (const Program& program : programs) {
     num_issues += program.num_issues();
@@ -114,7 +119,7 @@ TEST(Execute, ShowsAWitnessEveryOperationAndMessage) {
 
 TEST(Execute, RefusesProgramsOfAnotherMesh) {
   const Programs programs = steps_on(1, 2);
-  EXPECT_THROW(execute({programs.front()}, timing()), core::InvalidArgument);
+  EXPECT_THROW(run({programs.front()}), core::InvalidArgument);
 }
 
 }  // namespace

@@ -20,6 +20,34 @@ using simulate::TrainingEvent;
 
 namespace {
 
+/// Of a picture whose unit of time is the forward of a unit.
+class Relative : public simulate::Durations {
+ public:
+  Relative(double forward, double backward, double prepare, double orthogonalise, double apply,
+           double row_byte, double column_byte)
+      : forward_(forward),
+        backward_(backward),
+        prepare_(prepare),
+        orthogonalise_(orthogonalise),
+        apply_(apply),
+        row_byte_(row_byte),
+        column_byte_(column_byte) {}
+
+  double work_us(core::Owner, const Issue& issue) override {
+    if (issue.compute) return issue.is(Compute::kForward) ? forward_ : backward_;
+    if (issue.is(schedule::Kind::kOrthogonalise)) return orthogonalise_;
+    const bool begins = issue.is(schedule::Kind::kPrepare) || issue.is(schedule::Kind::kGather);
+    return begins ? prepare_ : apply_;
+  }
+  double message_us(core::Owner, const Issue&, const schedule::Message& sent) override {
+    const bool row = sent.axis == layout::Axis::kRow;
+    return static_cast<double>(sent.bytes) * (row ? row_byte_ : column_byte_);
+  }
+
+ private:
+  double forward_, backward_, prepare_, orthogonalise_, apply_, row_byte_, column_byte_;
+};
+
 void init_job(py::module_& module) {
   py::enum_<TrainingEvent::What>(module, "TrainingEvent")
       .value("TRAIN_FORWARD", TrainingEvent::What::kTrainForward)
@@ -84,18 +112,8 @@ void init_simulate(py::module_& module) {
       "execute",
       [](const simulate::Programs& programs, double forward, double backward, double prepare,
          double orthogonalise, double apply, double row_byte, double column_byte) {
-        const auto compute = [=](const Issue& issue) {
-          if (issue.compute) return issue.is(Compute::kForward) ? forward : backward;
-          if (issue.is(schedule::Kind::kOrthogonalise)) return orthogonalise;
-          const bool begins =
-              issue.is(schedule::Kind::kPrepare) || issue.is(schedule::Kind::kGather);
-          return begins ? prepare : apply;
-        };
-        const auto message = [=](const schedule::Message& sent) {
-          const bool row = sent.axis == layout::Axis::kRow;
-          return static_cast<double>(sent.bytes) * (row ? row_byte : column_byte);
-        };
-        simulate::Execution run = simulate::execute(programs, {compute, message});
+        Relative durations(forward, backward, prepare, orthogonalise, apply, row_byte, column_byte);
+        simulate::Execution run = simulate::execute(programs, durations);
         core::invariant(run.violations.empty(), "execute: ", core::joined(run.violations));
         return std::move(run.timeline);
       },

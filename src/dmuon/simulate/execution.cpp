@@ -53,9 +53,10 @@ struct RankState {
 
 class Machine {
  public:
-  Machine(const Programs& programs, const Timing& timing, Witness* witness)
+  Machine(const Programs& programs, Durations& durations, Witness* witness)
       : programs_(programs),
-        timing_(timing),
+        durations_(durations),
+        rendezvous_(durations.rendezvous()),
         witness_(witness),
         mesh_(*programs.front().layout),
         ranks_(programs.size()),
@@ -93,9 +94,9 @@ class Machine {
   RankState& state(Owner rank) { return ranks_[rank]; }
   const Issue& issue(Owner rank, int index) const { return programs_[rank].issue(index); }
 
-  double compute_us(const Issue& of) {
+  double work_us(Owner rank, const Issue& of) {
     const bool on_batch = of.lane() == Lane::kUpdate || of.lane() == Lane::kSlices;
-    return of.compute || on_batch ? timing_.compute_us(of) : 0;
+    return of.compute || on_batch ? durations_.work_us(rank, of) : 0;
   }
 
   void wake(Owner rank) {
@@ -160,7 +161,7 @@ class Machine {
     RankState& own = state(rank);
     LaneState& lane = own.lanes[of];
     if (witness_ != nullptr) witness_->finish(rank, index);
-    lane.now_us += compute_us(issue(rank, index));
+    lane.now_us += work_us(rank, issue(rank, index));
     if (of == Lane::kCompute) {
       own.now_us = lane.now_us;
       own.blocked_on = -1;
@@ -181,8 +182,7 @@ class Machine {
     double ready_us = lane->now_us;
     const bool is_root = own.member == message.root;
     const bool is_exchange = issue(rank, index).lane() == Lane::kSlices;
-    if (timing_.rendezvous || is_exchange ||
-        (!schedule::is_publication(collective.kind) && is_root)) {
+    if (rendezvous_ || is_exchange || (!schedule::is_publication(collective.kind) && is_root)) {
       if (collective.num_begun < static_cast<int>(collective.begun_us.size())) return false;
       ready_us = std::max(ready_us, collective.last_begun_us);
     } else if (schedule::is_publication(collective.kind) && !is_root) {
@@ -190,7 +190,7 @@ class Machine {
       if (root_us == kNotYet) return false;
       ready_us = std::max(ready_us, root_us);
     }
-    lane->now_us = ready_us + timing_.message_us(message);
+    lane->now_us = ready_us + durations_.message_us(rank, issue(rank, index), message);
     if (witness_ != nullptr && !is_exchange &&
         (schedule::is_publication(collective.kind) || is_root))
       witness_->receive(rank, index, {group, lane->sequence});
@@ -260,7 +260,8 @@ class Machine {
   }
 
   const Programs& programs_;
-  const Timing& timing_;
+  Durations& durations_;
+  bool rendezvous_;
   Witness* witness_;
   Execution run_;
   const schedule::Layout& mesh_;
@@ -271,10 +272,10 @@ class Machine {
 
 }  // namespace
 
-Execution execute(const Programs& programs, const Timing& timing, Witness* witness) {
+Execution execute(const Programs& programs, Durations& durations, Witness* witness) {
   core::require(!programs.empty() && programs.size() == programs.front().layout->num_owners(),
                 "execute: programs: expected one a rank, got ", programs.size());
-  return Machine(programs, timing, witness).run();
+  return Machine(programs, durations, witness).run();
 }
 
 }  // namespace dmuon::simulate

@@ -2,7 +2,6 @@
 
 #include <compare>
 #include <cstddef>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -10,15 +9,19 @@
 
 namespace dmuon::simulate {
 
-/// Durations in virtual microseconds.
-struct Timing {
-  /// Duration of the compute of a module, or of an operation on a batch.
-  std::function<double(const Issue&)> compute_us;
-  std::function<double(const schedule::Message&)> message_us;
+/// Says how long everything takes that ranks issue, in virtual microseconds.
+class Durations {
+ public:
+  virtual ~Durations() = default;
+  /// The compute of a module, or an operation on a batch.
+  virtual double work_us(core::Owner rank, const Issue& issue) = 0;
+  /// One message of an operation on a unit.
+  virtual double message_us(core::Owner rank, const Issue& issue,
+                            const schedule::Message& message) = 0;
   /// True: a collective ends when all members have begun it. False: a broadcast ends at a member
   /// when its root has begun it, and a reduction ends at its root when all have begun it. An
   /// exchange of slices always ends when all have begun it.
-  bool rendezvous = false;
+  virtual bool rendezvous() const { return false; }
 };
 
 /// One operation on its lane, in virtual time.
@@ -68,6 +71,6 @@ class Witness {
 /// @param programs  at least one; layouts may differ, meshes may not.
 /// @param witness   nullptr: nothing is reported.
 /// @throws InvalidArgument for a number of programs that does not fit the mesh.
-Execution execute(const Programs& programs, const Timing& timing, Witness* witness = nullptr);
+Execution execute(const Programs& programs, Durations& durations, Witness* witness = nullptr);
 
 }  // namespace dmuon::simulate
