@@ -13,11 +13,12 @@ PACKAGE = Path(__file__).parents[2] / "python" / "dmuon"
 USES = {
     "_setup": set(),
     "_planning": {"_setup"},
+    "_simulating": {"_setup", "_planning"},
     "_saving": {"_setup"},
     "_running": {"_setup", "_planning", "_saving"},
     "_inspecting": {"_setup", "_planning", "_saving", "_running"},
     "_doctor": {"_setup", "_planning"},  # its ranks train by the package's public functions
-    "_command": {"_setup", "_planning", "_doctor"},
+    "_command": {"_setup", "_planning", "_simulating", "_doctor"},
 }
 
 

@@ -32,14 +32,14 @@ def plan(arguments: argparse.Namespace) -> str:
     made = task.plan(arguments.strategy)
     text = f"{made.to_json()}\n" if arguments.json or file is not None else ""
     if file is not None:
-        _write(file, lambda: Path(file).write_text(text))
+        write_file(file, lambda: Path(file).write_text(text))
     bandwidth = arguments.inter_bandwidth
     if arguments.json and bandwidth is not None:
         wire = made.wire_time(bandwidth)
         times = {"publish_ms": wire.publish_ms, "route_ms": wire.route_ms, "bound_ms": wire.bound_ms}
         text = _as_line(json.loads(text) | {"wire": times | {"bytes_per_s": bandwidth}})
     if picture is not None:
-        _write(picture, lambda: pictures.save(made, picture, task.title, "--plot"))
+        write_file(picture, lambda: pictures.save(made, picture, task.title, "--plot"))
     return text if arguments.json else f"{task.title}\n{table(made, _MOST_ROWS, bandwidth)}"
 
 
@@ -48,7 +48,8 @@ def _as_line(value: dict[str, Any]) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
-def _write(path: str, write: Callable[[], object]) -> None:
+def write_file(path: str, write: Callable[[], object]) -> None:
+    """Calls `write`, which writes the file. A failure names the path."""
     try:
         write()
     except OSError as error:

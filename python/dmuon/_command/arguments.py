@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=_plan.__version__)
-    commands = top.add_subparsers(dest="command", required=True, metavar="plan, compare, models, tune or doctor")
+    commands = top.add_subparsers(dest="command", required=True, metavar="plan, compare, simulate, models, tune or doctor")
 
     def add(name: str, text: str, example: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, epilog=example, allow_abbrev=False)
@@ -66,6 +66,14 @@ def parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("--json", action="store_true", help="print the table as JSON")
 
+    _add_simulate(
+        add(
+            "simulate",
+            "Predicts a training step of AdamW, dmuon and Muon-AG on GPUs that need not be there.",
+            "Example: dmuon simulate --model qwen2.5-7b --mesh 4x8 --device a800-sxm4-80gb --plot step.svg",
+        )
+    )
+
     models = add("models", "Lists the models and devices that dmuon knows.", "Example: dmuon models")
     models.add_argument("--json", action="store_true", help="print the list as JSON")
     _add_tune(
@@ -85,6 +93,21 @@ def parser() -> argparse.ArgumentParser:
 
 
 _STRATEGY_HELP = f"{', '.join(strategies())} (milp needs SciPy, and up to a minute)"
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    _add_task(parser, mesh_required=False)
+    networks, add = _plan.network_names(), parser.add_argument
+    add("--meshes", type=_meshes, metavar="LIST", help="instead of --mesh: several, such as 1x8,2x8,4x8")
+    add("--network", type=_one_of(networks), help=f"between nodes: {', '.join(networks)} [the device's]")
+    words = "of a node's network in each direction, such as 1Gbit or 3.2Tbit a second, instead of the network's"
+    add("--inter-bandwidth", type=_bandwidth, metavar="RATE", help=words)
+    add("--tokens", type=_whole(1), metavar="N", help="of each device and step [a sequence of the model, or 4096]")
+    add("--strategy", type=_one_of(strategies()), default=strategies()[0], help=_STRATEGY_HELP)
+    add("--in-step", action="store_true", help="step() waits for its updates (late_updates=False)")
+    add("--plot", metavar="FILE", help="file for a picture of the step, such as step.svg; of --meshes, of all steps")
+    add("--trace", metavar="FILE", help="file for a trace for https://ui.perfetto.dev")
+    add("--json", action="store_true", help="print the figures as JSON")
 
 
 def _add_tune(parser: argparse.ArgumentParser) -> None:
@@ -145,6 +168,10 @@ def _mesh(text: str) -> tuple[int, int]:
     if nodes < 1 or gpus < 1:
         raise argparse.ArgumentTypeError(f"expected nodes x GPUs a node such as 2x8, or 8; got {text!r}")
     return nodes, gpus
+
+
+def _meshes(text: str) -> list[tuple[int, int]]:
+    return [_mesh(one) for one in text.split(",")]
 
 
 def _whole(least: int, most: int = _MOST) -> Callable[[str], int]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dmuon._command.answers import compare, compare_plans, models, plan
 from dmuon._command.arguments import parser
 from dmuon._command.doctor import doctor
+from dmuon._command.simulate import simulate
 from dmuon._command.tune import tune
 
 
@@ -50,6 +51,8 @@ def _answer(arguments: argparse.Namespace) -> str:
         return models(arguments.json)
     if arguments.command == "plan":
         return plan(arguments)
+    if arguments.command == "simulate":
+        return simulate(arguments)
     if arguments.command == "tune":
         return tune(arguments)
     if arguments.plans:

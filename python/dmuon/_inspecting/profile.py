@@ -14,7 +14,7 @@ from typing import Any
 import torch.nn as nn
 
 from dmuon._inspecting.recorder import Record, Recorder, Span
-from dmuon._inspecting.timeline import (
+from dmuon._planning.timeline import (
     COMMUNICATION,
     COMPUTE,
     LANES,

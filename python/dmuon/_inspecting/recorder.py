@@ -12,7 +12,7 @@ import torch.nn as nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from dmuon import _C
-from dmuon._inspecting.timeline import Interval, named
+from dmuon._planning.timeline import Interval, named
 from dmuon._running.muon import Muon
 from dmuon._running.runtime import Runtime
 from dmuon._running.structures import tensors_requiring_grad

@@ -9,7 +9,7 @@ import os
 import torch.nn as nn
 
 from dmuon import _C
-from dmuon._inspecting.timeline import COMMUNICATION, Bar, Panel, draw, named
+from dmuon._planning.timeline import COMMUNICATION, Bar, Panel, draw, named
 from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.dedication import dedication_of
 

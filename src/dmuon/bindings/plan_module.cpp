@@ -7,4 +7,5 @@ PYBIND11_MODULE(_plan, module) {
   dmuon::bindings::init_errors();
   dmuon::bindings::init_plan(module);
   dmuon::bindings::init_catalog(module);
+  dmuon::bindings::init_predict(module);
 }

@@ -4,40 +4,13 @@
 #include <utility>
 
 #include "dmuon/layout/packed_size.h"
-#include "dmuon/layout/packing.h"
+#include "dmuon/plan/packed_units.h"
 #include "dmuon/plan/plan.h"
 #include "dmuon/plan/step_buffers.h"
 #include "dmuon/plan/workspace.h"
 
 namespace dmuon::plan {
 namespace {
-
-using Units = core::Vector<UnitIndex, std::vector<ParameterIndex>>;
-
-// The packed units of an inventory, numbered by first appearance.
-struct Packed {
-  core::Vector<UnitIndex, layout::Packing> units;
-  schedule::Layout layout;
-};
-
-Packed pack_units(const Inventory& inventory, const Units& units, Mesh mesh,
-                  const PerParameter<Owner>& owner, const PlanOptions& options) {
-  layout::Parameters parameters;
-  for (const ParameterIndex w : inventory.indices())
-    parameters.push_back({inventory[w], mesh.slot_of(owner[w])});
-  for (const UnitIndex unit : units.indices()) {
-    for (const ParameterIndex w : units[unit]) parameters[w].unit = unit.value();
-  }
-  const layout::Leaves leaves = layout::leaves_of(parameters);
-  Packed packed{{}, {mesh, {}}};
-  for (const UnitIndex unit : units.indices()) {
-    packed.units.push_back(layout::pack(parameters, leaves, unit, mesh, /*pads=*/!options.on_cpu));
-    schedule::UnitLayout& made = packed.layout.units.emplace_back(unit_layout(packed.units.back()));
-    made.weight_size = options.weight_bytes;
-    made.gradient_size = options.gradient_bytes;
-  }
-  return packed;
-}
 
 // A slot's packed buffers. Only gloo has inboxes.
 BufferBytes buffer_bytes(const schedule::Layout& layout, Slot slot, const PlanOptions& options) {
@@ -70,8 +43,7 @@ core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
   core::Vector<Slot, std::int64_t> slot_elements(mesh.num_slots());
   for (const ParameterIndex w : inventory.indices())
     slot_elements[mesh.slot_of(owner[w])] += inventory[w].num_elements();
-  const Units units = group_by_unit(inventory);
-  const Packed packed = pack_units(inventory, units, mesh, owner, options);
+  const PackedUnits packed = pack_units(inventory, mesh, owner, options);
   const schedule::Layout& layout = packed.layout;
   core::PerShard<std::int64_t> column_elements(mesh.num_shards);
   for (const layout::Packing& packing : packed.units) {

@@ -1,0 +1,112 @@
+"""The answer of `simulate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dmuon import _plan
+from dmuon._command.answers import write_file
+from dmuon._command.task import Task, read_model, read_task
+from dmuon._planning import pictures
+from dmuon._planning.owner_plan import DEFAULT_DEVICE
+from dmuon._simulating.pictures import draw_sweep
+from dmuon._simulating.simulation import Cluster, Simulation, sweep_table
+
+_PATIENCE_S = 2.0  # of somebody who sees nothing
+_DEFAULT_TOKENS = 4096
+
+
+def simulate(arguments: argparse.Namespace) -> str:
+    """Returns the predicted step on one mesh, or on several, as a table or as JSON. Draws it if asked to."""
+    _check(arguments)
+    meshes = arguments.meshes or [arguments.mesh]
+    with _progress() as note:
+        simulations = [_simulate_on(arguments, mesh, note) for mesh in meshes]
+    if arguments.plot is not None:
+        if arguments.meshes:
+            write_file(arguments.plot, lambda: draw_sweep(arguments.plot, simulations))
+        else:
+            write_file(arguments.plot, lambda: simulations[0].save_picture(arguments.plot))
+    if arguments.trace is not None:
+        write_file(arguments.trace, lambda: simulations[0].save_trace(arguments.trace))
+    if arguments.json:
+        figures = [simulation.to_dict() for simulation in simulations]
+        return json.dumps(figures if arguments.meshes else figures[0]) + "\n"
+    if not arguments.meshes:
+        return f"{simulations[0]}\n"
+    first = str(simulations[0]).splitlines()
+    return "\n".join([*first[:3], sweep_table(simulations), first[-1]]) + "\n"
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if (arguments.mesh is None) == (arguments.meshes is None):
+        raise ValueError("simulate: expected --mesh or --meshes, one of them")
+    if arguments.plot is not None:
+        pictures.require_format(arguments.plot, "--plot")
+    files = [os.path.realpath(file) for file in (arguments.plot, arguments.trace) if file is not None]
+    if len(set(files)) < len(files):
+        raise ValueError(f"--plot, --trace: expected two files, got {arguments.plot!r} for both")
+    if arguments.trace is not None and arguments.meshes:
+        raise ValueError("--trace: expected --mesh, since a trace is of one step; got --meshes")
+
+
+def _simulate_on(arguments: argparse.Namespace, mesh: tuple[int, int], note: Note) -> Simulation:
+    here = argparse.Namespace(**vars(arguments) | {"mesh": mesh})
+    name = f"{mesh[0]}x{mesh[1]}"
+    note(f"planning {name}")
+    task = read_task(here)
+    model = read_model(here, here.tp > 1)
+    task.options.late_updates = task.options.late_updates and not here.in_step
+    plan = task.plan(here.strategy)
+    note(f"predicting steps on {name}")
+    return Simulation(task.title, model, plan, _cluster(here, model, task))
+
+
+def _cluster(arguments: argparse.Namespace, model: _plan.Model, task: Task) -> Cluster:
+    device = _plan.device(arguments.device or DEFAULT_DEVICE)
+    network = _plan.network(arguments.network or device.network)
+    if arguments.inter_bandwidth is not None:
+        adapters = arguments.mesh[1] if network.per_device else 1
+        network.gb_per_s = arguments.inter_bandwidth / 1e9 / adapters
+    return Cluster(device, network, arguments.tokens or model.sequence or _DEFAULT_TOKENS)
+
+
+class Note:
+    """Says on stderr what is being done, once somebody has waited for a while."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._shows = False
+        self._timer = threading.Timer(_PATIENCE_S, self._show)
+        self._timer.daemon = True
+
+    def __call__(self, text: str) -> None:
+        self._text = text
+        if self._shows:
+            print(f"dmuon: {text} ...", file=sys.stderr, flush=True)
+
+    def start(self) -> None:
+        self._timer.start()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _show(self) -> None:
+        self._shows = True
+        self(self._text)
+
+
+@contextmanager
+def _progress() -> Iterator[Note]:
+    note = Note()
+    note.start()
+    try:
+        yield note
+    finally:
+        note.stop()

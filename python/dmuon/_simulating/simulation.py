@@ -1,0 +1,215 @@
+"""A predicted step, of dmuon and of what it is compared with. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from dmuon import _plan
+from dmuon._planning.table import mesh_text
+from dmuon._planning.timeline import LANES, Bar, Panel, draw
+
+CONTENDERS = ("AdamW", "dmuon", "Muon-AG")
+_CAUSES = {"intra": "messages inside the node", "inter": "messages between nodes", "update": "updates", "peers": "peers"}
+_GB = 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Devices and what connects their nodes.
+
+    Attributes:
+        device: the device's rates.
+        network: the network's.
+        tokens: of each device and step.
+    """
+
+    device: _plan.Device
+    network: _plan.Network
+    tokens: int
+
+
+class Simulation:
+    """A training step of a model on a mesh, predicted for AdamW under FSDP2 or HSDP, dmuon, and Muon-AG.
+
+    Muon-AG is Muon whose ranks gather every matrix and orthogonalise all of them. Prints as a table.
+
+    Attributes:
+        title: names the model and the mesh.
+        plan: owners and batches, as `dmuon.plan` returns them.
+        cluster: devices, network and tokens.
+        steps: the prediction of each contender, by name.
+    """
+
+    def __init__(self, title: str, model: _plan.Model, plan: _plan.Plan, cluster: Cluster) -> None:
+        self.title, self.plan, self.cluster = title, plan, cluster
+        self.steps: dict[str, _plan.Prediction] = {
+            name: _plan.predict(plan, model, cluster.device, cluster.network, cluster.tokens, name)
+            for name in CONTENDERS
+        }
+
+    def ratio(self, contender: str) -> float:
+        """Returns a contender's step over AdamW's."""
+        return self.steps[contender].step_ms / self.steps["AdamW"].step_ms
+
+    def __str__(self) -> str:
+        device, network = self.cluster.device, self.cluster.network
+        lines = [
+            f"{self.title}, {self.cluster.tokens} tokens a device and step",
+            f"{device.description}; between nodes {network.name}: {network.gb_per_s:g} GB/s each way "
+            f"{'a device' if network.per_device else 'a node'}",
+            f"costs: {self.plan.costs.source}",
+            "           step ms  x AdamW   forward  backward  optimizer    update  hidden  GB in node  between  memory GB",
+        ]
+        for name, step in self.steps.items():
+            lines.append(
+                f"{name:<8}{step.step_ms:10.1f}{self.ratio(name):9.3f}{step.phases_ms['forward']:10.1f}"
+                f"{step.phases_ms['backward']:10.1f}{optimizer_ms(step):11.1f}{step.update_ms:10.1f}"
+                f"{step.hidden:8.0%}{step.intra_bytes / _GB:12.2f}{step.inter_bytes / _GB:9.2f}"
+                f"{step.memory_bytes / _GB:11.1f}"
+            )
+        lines += [_waits_text(name, step) for name, step in self.steps.items()]
+        lines.append(
+            f"memory: the fullest device's, of {device.memory_gb:g} GB, without activations; GB: through one device in "
+            "one direction"
+        )
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all figures, for JSON."""
+        return {
+            "title": self.title,
+            "mesh": mesh_text(self.plan.mesh),
+            "device": self.cluster.device.name,
+            "network": {
+                "name": self.cluster.network.name,
+                "gb_per_s": self.cluster.network.gb_per_s,
+                "per_device": self.cluster.network.per_device,
+            },
+            "tokens": self.cluster.tokens,
+            "costs": self.plan.costs.source,
+            "steps": {
+                name: {
+                    "step_ms": step.step_ms,
+                    "over_adamw": self.ratio(name),
+                    "phases_ms": step.phases_ms,
+                    "optimizer_ms": optimizer_ms(step),
+                    "update_ms": step.update_ms,
+                    "update_beside_ms": step.update_beside_ms,
+                    "adamw_ms": step.adamw_ms,
+                    "waits_ms": step.waits_ms,
+                    "busy_ms": step.busy_ms,
+                    "hidden": step.hidden,
+                    "intra_bytes": step.intra_bytes,
+                    "inter_bytes": step.inter_bytes,
+                    "memory_bytes": step.memory_bytes,
+                    "host_ms": step.host_ms,
+                }
+                for name, step in self.steps.items()
+            },
+        }
+
+    def save_picture(self, path: str | os.PathLike[str]) -> None:
+        """Draws the lanes of the first rank in the step, for AdamW and for dmuon.
+
+        Raises:
+            ImportError: matplotlib is missing.
+        """
+        draw(path, [self._panel("AdamW"), self._panel("dmuon")], self.title, "ms", "simulate")
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes the step as a Chrome trace for https://ui.perfetto.dev. A process is a contender, a thread a lane."""
+        names, lanes = self._unit_names(), list(LANES)
+        events: list[dict[str, Any]] = []
+        for pid, (name, step) in enumerate(self.steps.items()):
+            events.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}})
+            for tid, words in enumerate(LANES.values()):
+                events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": words}})
+            for span in step.spans:
+                subject = _subject(span, names)
+                events.append(
+                    {
+                        "ph": "X",
+                        "name": f"{span.kind} {subject}",
+                        "cat": span.kind,
+                        "pid": pid,
+                        "tid": lanes.index(span.lane),
+                        "ts": span.start_ms * 1e3,
+                        "dur": (span.end_ms - span.start_ms) * 1e3,
+                        "args": {"issued": span.issued_ms * 1e3, "unit": subject},
+                    }
+                )
+        with open(path, "w") as file:
+            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+
+    def _panel(self, contender: str) -> Panel:
+        step, names = self.steps[contender], self._unit_names()
+        bars = []
+        for span in step.spans:
+            begin = span.start_ms
+            if span.lane == "compute" and span.kind not in ("forward", "backward"):
+                begin = span.issued_ms  # a wait, which an operation of compute ends
+            if span.end_ms > max(begin, 0.0):
+                bars.append(Bar(span.lane, span.kind, _subject(span, names), max(begin, 0.0), span.end_ms))
+        begins = [*step.begins_ms.values(), max((bar.end for bar in bars), default=0.0)]
+        edges = dict(zip(("forward", "backward", "step"), zip(sorted(begins), sorted(begins)[1:], strict=False), strict=False))
+        return Panel(contender, bars, [(phase, *edge) for phase, edge in edges.items()])
+
+    def _unit_names(self) -> list[str]:
+        """Returns the name of every unit, in the order of `_plan.Span.unit`."""
+        of_unit: dict[int, list[str]] = {}
+        for parameter in self.plan.inventory:
+            of_unit.setdefault(parameter.unit, []).append(parameter.name)
+        return ["outside of Muon", *(_common(names) for names in of_unit.values())]
+
+
+def optimizer_ms(step: _plan.Prediction) -> float:
+    """Returns what a step takes longer for its optimizer: in `step()`, and where updates hold up later work."""
+    waits: float = sum(step.waits_ms[phase]["update"] for phase in ("forward", "backward"))
+    return step.phases_ms["step"] + step.adamw_ms + step.update_beside_ms + waits
+
+
+def sweep_table(simulations: Sequence[Simulation]) -> str:
+    """Returns a table of one model on several meshes."""
+    lines = [
+        "mesh        AdamW ms   dmuon ms  x AdamW  Muon-AG ms  x AdamW  optimizer ms  update  hidden  memory GB",
+    ]
+    for simulation in simulations:
+        steps = simulation.steps
+        dmuon = steps["dmuon"]
+        lines.append(
+            f"{mesh_text(simulation.plan.mesh):<10}{steps['AdamW'].step_ms:10.1f}{dmuon.step_ms:11.1f}"
+            f"{simulation.ratio('dmuon'):9.3f}{steps['Muon-AG'].step_ms:12.1f}{simulation.ratio('Muon-AG'):9.3f}"
+            f"{optimizer_ms(dmuon):14.1f}{dmuon.update_ms:8.1f}{dmuon.hidden:8.0%}{dmuon.memory_bytes / _GB:11.1f}"
+        )
+    return "\n".join(lines)
+
+
+def _waits_text(name: str, step: _plan.Prediction) -> str:
+    waits = [
+        f"{phase} {ms:.1f} for {_CAUSES[cause]}"
+        for phase, causes in step.waits_ms.items()
+        for cause, ms in causes.items()
+        if ms >= 0.05
+    ]
+    if step.update_beside_ms >= 0.05:
+        waits.append(f"forward {step.update_beside_ms:.1f} while updates share the device")
+    return f"{name} waits, ms: {', '.join(waits) or 'none'}; host {step.host_ms:.0f} ms"
+
+
+def _subject(span: _plan.PredictedSpan, names: Sequence[str]) -> str:
+    return names[span.unit] if span.unit >= 0 else f"batch {span.batch}"
+
+
+def _common(names: Sequence[str]) -> str:
+    """Returns the path that the names of a unit's parameters have in common."""
+    paths = [name.split(".") for name in names]
+    shared = []
+    for parts in zip(*(path[:-1] or path for path in paths), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join(shared) or names[0]

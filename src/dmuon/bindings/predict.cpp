@@ -1,0 +1,91 @@
+#include <pybind11/stl.h>
+
+#include <map>
+#include <string>
+
+#include "dmuon/bindings/topics.h"
+#include "dmuon/core/named.h"
+#include "dmuon/predict/prediction.h"
+
+namespace dmuon::bindings {
+namespace py = pybind11;
+using predict::Prediction;
+
+namespace {
+
+template <typename Enum, typename T, int kSize>
+std::map<std::string, T> by_name(const core::ByEnum<Enum, T, kSize>& values) {
+  std::map<std::string, T> named;
+  for (const Enum one : core::EachOf<Enum, kSize>{}) named[name_of(one)] = values[one];
+  return named;
+}
+
+std::map<std::string, std::map<std::string, double>> waits_of(const Prediction& prediction) {
+  std::map<std::string, std::map<std::string, double>> waits;
+  for (const predict::Phase phase : predict::kPhases)
+    waits[name_of(phase)] = by_name(prediction.waits_ms[phase]);
+  return waits;
+}
+
+predict::Contender contender_of(const std::string& name) {
+  std::string known;
+  for (const predict::Contender one : predict::kContenders) {
+    if (name == name_of(one)) return one;
+    known += std::string(known.empty() ? "" : ", ") + name_of(one);
+  }
+  throw core::InvalidArgument("predict: contender: expected one of " + known + "; got '" + name +
+                              "'");
+}
+
+}  // namespace
+
+void init_predict(py::module_& module) {
+  const py::call_guard<py::gil_scoped_release> no_gil;
+  py::class_<predict::Span>(module, "PredictedSpan", "What a rank does in a step.")
+      .def_readonly("lane", &predict::Span::lane)
+      .def_readonly("kind", &predict::Span::kind)
+      .def_readonly("unit", &predict::Span::unit)
+      .def_readonly("batch", &predict::Span::batch)
+      .def_readonly("issued_ms", &predict::Span::issued_ms)
+      .def_readonly("start_ms", &predict::Span::start_ms)
+      .def_readonly("end_ms", &predict::Span::end_ms);
+  py::class_<Prediction>(module, "Prediction", "A predicted step, see predict/prediction.h.")
+      .def_readonly("step_ms", &Prediction::step_ms)
+      .def_property_readonly("phases_ms", [](const Prediction& p) { return by_name(p.phases_ms); })
+      .def_readonly("adamw_ms", &Prediction::adamw_ms)
+      .def_readonly("update_beside_ms", &Prediction::update_beside_ms)
+      .def_readonly("update_ms", &Prediction::update_ms)
+      .def_property_readonly("waits_ms", &waits_of)
+      .def_property_readonly("busy_ms", [](const Prediction& p) { return by_name(p.busy_ms); })
+      .def_readonly("intra_bytes", &Prediction::intra_bytes)
+      .def_readonly("inter_bytes", &Prediction::inter_bytes)
+      .def_readonly("memory_bytes", &Prediction::memory_bytes)
+      .def_readonly("host_ms", &Prediction::host_ms)
+      .def_property_readonly("begins_ms", [](const Prediction& p) { return by_name(p.begins_ms); })
+      .def_readonly("spans", &Prediction::spans)
+      .def_property_readonly("hidden", &Prediction::hidden);
+  py::class_<plan::Network>(module, "Network", "What connects nodes.")
+      .def_readonly("name", &plan::Network::name)
+      .def_readwrite("gb_per_s", &plan::Network::gb_per_s)
+      .def_readonly("latency_us", &plan::Network::latency_us)
+      .def_readonly("per_device", &plan::Network::per_device);
+  py::class_<plan::Device>(module, "Device", "A device's rates.")
+      .def_readonly("name", &plan::Device::name)
+      .def_readonly("description", &plan::Device::description)
+      .def_readonly("network", &plan::Device::network)
+      .def_readonly("memory_gb", &plan::Device::memory_gb)
+      .def_readwrite("training_tflops", &plan::Device::training_tflops);
+  module.def("device", &catalog::device, py::arg("name"));
+  module.def("network", &catalog::network, py::arg("name"));
+  module.def(
+      "predict",
+      [](const plan::Plan& plan, const catalog::Model& model, const plan::Device& device,
+         const plan::Network& network, int tokens, const std::string& contender) {
+        return predict::predict({plan, model.training, device, network, tokens},
+                                contender_of(contender));
+      },
+      py::arg("plan"), py::arg("model"), py::arg("device"), py::arg("network"), py::arg("tokens"),
+      py::arg("contender"), no_gil);
+}
+
+}  // namespace dmuon::bindings

@@ -1,0 +1,162 @@
+#include "dmuon/predict/owned.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "dmuon/plan/packed_units.h"
+
+namespace dmuon::predict {
+namespace {
+
+using core::Owner;
+using core::Slot;
+using core::UnitIndex;
+using schedule::Kind;
+using schedule::Moment;
+using simulate::TrainingEvent;
+
+// The plan's batches of each owner, in the plan's order.
+core::PerOwner<std::vector<const plan::Batch*>> batches_by_owner(const plan::Plan& plan) {
+  core::PerOwner<std::vector<const plan::Batch*>> all(plan.mesh.num_owners());
+  for (const plan::Batch& batch : plan.batches) all[batch.owner].push_back(&batch);
+  return all;
+}
+
+// The i-th batches of a slot's owners are one. The last batch is that of kOutside.
+core::Vector<Slot, schedule::Batches> batches_by_slot(const plan::Plan& plan) {
+  const core::Vector<core::ParameterIndex, UnitIndex> units = plan::units_of(plan.inventory);
+  core::Vector<Slot, std::vector<std::vector<UnitIndex>>> all(plan.mesh.num_slots());
+  const auto by_owner = batches_by_owner(plan);
+  for (const Owner owner : by_owner.indices()) {
+    auto& slot = all[plan.mesh.slot_of(owner)];
+    slot.resize(std::max(slot.size(), by_owner[owner].size()));
+    for (std::size_t i = 0; i < by_owner[owner].size(); ++i) {
+      for (const core::ParameterIndex parameter : by_owner[owner][i]->parameters)
+        slot[i].emplace_back(units[parameter].value() + 1);
+    }
+  }
+  core::Vector<Slot, schedule::Batches> batches;
+  for (auto& slot : all) {
+    slot.push_back({kOutside});
+    batches.push_back(schedule::Batches(std::move(slot)));
+  }
+  return batches;
+}
+
+}  // namespace
+
+simulate::Job owned_job(const Setting& setting, int num_steps) {
+  const plan::Plan& plan = setting.plan;
+  schedule::Layout layout =
+      plan::pack_units(plan.inventory, plan.mesh, plan.owner, plan.options).layout;
+  schedule::UnitLayout outside{.name = "outside of Muon",
+                               .weight_size = plan.options.weight_bytes,
+                               .gradient_size = plan.options.gradient_bytes};
+  const int num_slots = plan.mesh.num_slots();
+  outside.owner_elements = core::Vector<Slot, std::int64_t>(
+      num_slots, (setting.training.outside_elements + num_slots - 1) / num_slots);
+  core::Vector<UnitIndex, schedule::UnitLayout> units{std::move(outside)};
+  for (schedule::UnitLayout& unit : layout.units) units.push_back(std::move(unit));
+  layout.units = std::move(units);
+
+  simulate::Job job{.layout = std::move(layout),
+                    .options = plan.options,
+                    .forward = {},
+                    .backward = {},
+                    .evaluation = {},
+                    .batches = batches_by_slot(plan),
+                    .events = {},
+                    .skips = {}};
+  for (const UnitIndex unit : job.layout.units.indices()) {
+    job.forward.push_back({Moment::kBeforeUse, unit});
+    job.forward.push_back({Moment::kAfterForward, unit});
+  }
+  for (int i = job.layout.units.size(); i-- > 0;) {
+    job.backward.push_back({Moment::kBeforeUse, UnitIndex(i)});
+    job.backward.push_back({Moment::kAfterBackward, UnitIndex(i)});
+  }
+  using What = TrainingEvent::What;
+  for (int step = 0; step < num_steps; ++step) {
+    for (const What what : {What::kTrainForward, What::kBackward, What::kStep})
+      job.events.push_back({what});
+  }
+  return job;
+}
+
+OwnedDurations::OwnedDurations(const Setting& setting, const simulate::Job& job)
+    : setting_(setting),
+      layout_(job.layout),
+      rates_(setting),
+      forward_us_{rates_.compute_us(setting.training.outside_flops * setting.tokens)} {
+  for (const double us : forward_us(setting, rates_)) forward_us_.push_back(us);
+  for (const schedule::UnitLayout& unit : layout_.units) {
+    weights_.push_back(shares_of(unit, unit.weight_size));
+    gradients_.push_back(shares_of(unit, unit.gradient_size));
+  }
+  const plan::Plan& plan = setting.plan;
+  for (const auto& batches : batches_by_owner(plan)) {
+    std::vector<double>& us = updates_us_.emplace_back();
+    for (const plan::Batch* batch : batches) {
+      const plan::Shape shape = plan.inventory[batch->parameters.front()].shape();
+      const auto& times = plan::shape_costs(plan.costs, shape).batches;
+      const auto size = static_cast<int>(batch->parameters.size());
+      const auto time = std::ranges::find(times, size, &plan::BatchTime::size);
+      us.push_back(static_cast<double>(time->ns) / 1e3);  // plan::complete() has found it
+    }
+  }
+}
+
+OwnedDurations::Shares OwnedDurations::shares_of(const schedule::UnitLayout& unit,
+                                                 int element_size) const {
+  // With tensor parallelism each rank of a slot sends its share.
+  const double size = static_cast<double>(element_size) / layout_.tensor_parallel;
+  Shares shares;
+  std::vector<double> row;
+  std::vector<std::vector<double>> columns;
+  std::vector<double> of_column;
+  for (const core::Shard shard : layout_.shards()) {
+    row.push_back(static_cast<double>(layout_.column_elements(unit, shard) - unit.kept_elements) *
+                  size);
+    std::vector<double>& column = columns.emplace_back();
+    double all = 0;
+    for (const core::Replicate replicate : layout_.replicates()) {
+      column.push_back(static_cast<double>(unit.owner_elements[layout_.slot_at(replicate, shard)]) *
+                       size);
+      all += column.back();
+    }
+    of_column.push_back(all * layout_.tensor_parallel);
+  }
+  double of_row = 0;
+  for (const double part : row) of_row += part * layout_.tensor_parallel;
+  if (of_row > 0) shares.row = rates_.intra_us(row) / of_row;
+  // The ranks of a slot share the node's adapter, if there is but one.
+  if (!setting_.network.per_device) {
+    for (std::vector<double>& column : columns)
+      for (double& part : column) part *= layout_.tensor_parallel;
+  }
+  shares.columns = rates_.inter_us(columns);
+  for (std::size_t i = 0; i < columns.size(); ++i)
+    shares.columns[i] = of_column[i] > 0 ? shares.columns[i] / of_column[i] : 0;
+  return shares;
+}
+
+double OwnedDurations::work_us(Owner rank, const simulate::Issue& issue) {
+  if (issue.is(simulate::Compute::kForward)) return forward_us_[issue.unit()];
+  if (issue.is(simulate::Compute::kBackward)) return 2 * forward_us_[issue.unit()];
+  if (!issue.is(Kind::kOrthogonalise)) return 0;  // which stands for the batch's whole update
+  const std::vector<double>& updates = updates_us_[rank];
+  const std::size_t batch = issue.operation.batch().position();
+  return batch < updates.size() ? updates[batch] : 0;
+}
+
+double OwnedDurations::message_us(Owner rank, const simulate::Issue& issue,
+                                  const schedule::Message& message) {
+  if (issue.lane() == schedule::Lane::kSlices) return 0;  // is in the batch's cost
+  const bool publishes = schedule::is_publication(issue.operation.kind);
+  const Shares& shares = (publishes ? weights_ : gradients_)[issue.unit()];
+  const bool in_row = message.axis == layout::Axis::kRow;
+  const auto column = layout_.shard_of(layout_.slot_of(rank)).position();
+  return static_cast<double>(message.bytes) * (in_row ? shares.row : shares.columns[column]);
+}
+
+}  // namespace dmuon::predict

@@ -1,0 +1,44 @@
+#pragma once
+
+#include "dmuon/predict/rates.h"
+#include "dmuon/simulate/execution.h"
+
+// dmuon's own step: the engine's resolver decides what runs.
+namespace dmuon::predict {
+
+/// The unit of all parameters that Muon does not take: embeddings, head, norms. FSDP2 shards it, so
+/// every slot owns an equal part of it. It comes before the plan's units.
+inline constexpr core::UnitIndex kOutside{0};
+
+/// Returns training steps of a plan, whose units run in order once a pass. Without parameters
+/// outside of Muon kOutside is empty.
+simulate::Job owned_job(const Setting& setting, int num_steps);
+
+/// How long these steps take, operation by operation.
+class OwnedDurations : public simulate::Durations {
+ public:
+  /// @param job  owned_job(setting, ...). Both must outlive the object.
+  OwnedDurations(const Setting& setting, const simulate::Job& job);
+
+  double work_us(core::Owner rank, const simulate::Issue& issue) override;
+  double message_us(core::Owner rank, const simulate::Issue& issue,
+                    const schedule::Message& message) override;
+  // NCCL's collectives begin when all members have come.
+  bool rendezvous() const override { return !setting_.plan.options.on_cpu; }
+
+ private:
+  struct Shares {
+    double row = 0;               // microseconds a byte of an element's size
+    std::vector<double> columns;  // [columns] likewise
+  };
+  Shares shares_of(const schedule::UnitLayout& unit, int element_size) const;
+
+  const Setting& setting_;
+  const schedule::Layout& layout_;
+  Rates rates_;
+  core::Vector<core::UnitIndex, double> forward_us_;
+  core::Vector<core::UnitIndex, Shares> weights_, gradients_;
+  core::PerOwner<std::vector<double>> updates_us_;  // [batches of a slot]
+};
+
+}  // namespace dmuon::predict

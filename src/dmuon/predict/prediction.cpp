@@ -1,0 +1,196 @@
+#include "dmuon/predict/prediction.h"
+
+#include <algorithm>
+#include <array>
+
+#include "dmuon/core/error.h"
+#include "dmuon/predict/owned.h"
+#include "dmuon/predict/sharded.h"
+
+namespace dmuon::predict {
+namespace {
+
+using core::Owner;
+using core::UnitIndex;
+using schedule::Kind;
+using schedule::Lane;
+
+// The first step is traced, the one after the next is measured, the last one follows it.
+constexpr int kNumSteps = 4;
+constexpr int kMeasured = 2;
+
+// CPU time of hooks, operations and launches of a unit in a step, measured (bench/README.md,
+// host_time.py: 28 units on 2x8 ranks).
+constexpr double kOwnedHostMs = 0.5;
+constexpr double kShardedHostMs = 2.1;
+
+constexpr double kMs = 1e-3;  // in microseconds
+// Bytes of an element: fp32 parameter, gradient and two moments; Muon has one moment.
+constexpr double kAdamwState = 16;
+constexpr double kMuonState = 12;
+
+double num_elements(const plan::Inventory& inventory) {
+  double sum = 0;
+  for (const plan::Parameter& parameter : inventory)
+    sum += static_cast<double>(parameter.num_elements());
+  return sum;
+}
+
+double largest_unit(const plan::Inventory& inventory) {
+  double most = 0;
+  for (const auto& parameters : plan::group_by_unit(inventory)) {
+    double elements = 0;
+    for (const core::ParameterIndex w : parameters)
+      elements += static_cast<double>(inventory[w].num_elements());
+    most = std::max(most, elements);
+  }
+  return most;
+}
+
+Span named(const simulate::SimulatedSpan& span, const simulate::Issue& issue) {
+  const bool forward = issue.is(simulate::Compute::kForward);
+  return {.lane = schedule::name_of(span.lane),
+          .kind = !issue.compute ? schedule::name_of(issue.operation.kind)
+                  : forward      ? "forward"
+                                 : "backward",
+          .unit = issue.is_on_batch() ? -1 : issue.unit().value(),
+          .batch = issue.is_on_batch() ? issue.operation.batch().value() : -1,
+          .issued_ms = kMs * span.issued_us,
+          .start_ms = kMs * span.start_us,
+          .end_ms = kMs * span.end_us};
+}
+
+// Means over ranks. What shares a device with modules counts on the rank that has most of it.
+Prediction sum_up(const simulate::Programs& programs, const simulate::Execution& execution) {
+  core::invariant(execution.violations.empty(), "predict: ", core::joined(execution.violations));
+  Prediction result;
+  const double share = kMs / programs.size();
+  for (const Owner rank : programs.indices()) {
+    const RankStep step = measure(programs[rank], execution.timeline[rank], kMeasured);
+    double beside_us = 0;
+    double update_us = 0;
+    for (const Phase phase : kPhases) {
+      result.phases_ms[phase] += share * step.elapsed_us[phase];
+      beside_us += step.update_beside_us[phase];
+      update_us += step.busy_us[phase][Lane::kUpdate];
+      for (const Cause cause : kCauses)
+        result.waits_ms[phase][cause] += share * step.waits_us[phase][cause];
+      for (const Lane lane : core::EachOf<Lane, schedule::kNumLanes>{})
+        result.busy_ms[lane] += share * step.busy_us[phase][lane];
+    }
+    result.update_beside_ms = std::max(result.update_beside_ms, kMs * beside_us);
+    result.update_ms = std::max(result.update_ms, kMs * update_us);
+  }
+  const simulate::Program& first = programs.front();
+  for (const auto& span : spans_of(first, execution.timeline.front(), kMeasured))
+    result.spans.push_back(named(span, first.issue(span.issue)));
+  const RankStep step = measure(first, execution.timeline.front(), kMeasured);
+  result.begins_ms[Phase::kBackward] = kMs * step.elapsed_us[Phase::kForward];
+  result.begins_ms[Phase::kStep] =
+      result.begins_ms[Phase::kBackward] + kMs * step.elapsed_us[Phase::kBackward];
+  return result;
+}
+
+// What a member receives of a publication, or sends of a route.
+double through_member(const std::vector<schedule::Message>& messages, int member) {
+  double bytes = 0;
+  for (const schedule::Message& message : messages)
+    bytes += message.root == member ? 0 : static_cast<double>(message.bytes);
+  return bytes;
+}
+
+void count_bytes(const simulate::Programs& programs, Prediction* result) {
+  const schedule::Layout& layout = *programs.front().layout;
+  for (const core::Slot slot : layout.slots()) {
+    const auto& program = programs[Owner(slot.value() * layout.tensor_parallel)];
+    double intra = 0;
+    double inter = 0;
+    for (const simulate::Issue& issue : program.issues) {
+      if (issue.compute || issue.event / kNumPhases != kMeasured || !issue.carries_messages())
+        continue;
+      const layout::Axis axis = schedule::axis_of(issue.lane());
+      (axis == layout::Axis::kRow ? intra : inter) +=
+          through_member(schedule::messages_of(issue.operation, layout, slot),
+                         layout.member_of(slot, axis)) /
+          layout.tensor_parallel;
+    }
+    result->intra_bytes = std::max(result->intra_bytes, intra);
+    result->inter_bytes = std::max(result->inter_bytes, inter);
+  }
+}
+
+Prediction predict_owned(const Setting& setting) {
+  const plan::Plan& plan = setting.plan;
+  const simulate::Job job = owned_job(setting, kNumSteps);
+  OwnedDurations durations(setting, job);
+  const simulate::Programs programs = simulate::unroll(job);
+  Prediction result = sum_up(programs, simulate::execute(programs, durations));
+  count_bytes(programs, &result);
+  const auto outside = static_cast<double>(setting.training.outside_elements);
+  const double shard = outside / (plan.mesh.num_shards * plan.mesh.tensor_parallel);
+  result.adamw_ms = kMs * Rates(setting).adamw_us(shard);
+  result.memory_bytes = static_cast<double>(plan.peak_bytes()) + kAdamwState * shard;
+  result.host_ms = kOwnedHostMs * job.layout.units.size();
+  return result;
+}
+
+Prediction predict_sharded(const Setting& setting, Sharded optimizer) {
+  const plan::Plan& plan = setting.plan;
+  const layout::Mesh& mesh = plan.mesh;
+  const simulate::Programs programs = sharded_programs(setting, optimizer, kNumSteps);
+  ShardedDurations durations(setting);
+  Prediction result = sum_up(programs, simulate::execute(programs, durations));
+
+  const double matrices = num_elements(plan.inventory);
+  const auto outside = static_cast<double>(setting.training.outside_elements);
+  const double ranks = static_cast<double>(mesh.num_shards) * mesh.tensor_parallel;
+  const bool muon = optimizer == Sharded::kMuonAg;
+  const Rates rates(setting);
+  result.adamw_ms =
+      kMs * (muon ? rates.adamw_us(outside / ranks) + rates.momentum_us(matrices / ranks)
+                  : rates.adamw_us((outside + matrices) / ranks));
+  const double weights = plan.options.weight_bytes;
+  const double gradients = plan.options.gradient_bytes;
+  const double others = (mesh.num_shards - 1.0) / ranks;
+  const double gathers = plan.options.reshard_after_forward ? 2 : 1;
+  result.intra_bytes = (matrices + outside) * others * (gathers * weights + gradients) +
+                       (muon ? matrices * others * weights : 0);
+  result.inter_bytes = mesh.num_replicates == 1
+                           ? 0
+                           : 2 * (matrices + outside) / ranks * gradients *
+                                 (mesh.num_replicates - 1) / mesh.num_replicates;
+  // Two units' weights and one's gradients are whole at the peak.
+  result.memory_bytes =
+      (kAdamwState * outside + (muon ? kMuonState : kAdamwState) * matrices) / ranks +
+      largest_unit(plan.inventory) / mesh.tensor_parallel * (2 * weights + gradients);
+  result.host_ms = kShardedHostMs * programs.front().layout->units.size();
+  return result;
+}
+
+}  // namespace
+
+const char* name_of(Contender contender) {
+  constexpr std::array kNames{"AdamW", "dmuon", "Muon-AG"};
+  return kNames.at(static_cast<std::size_t>(contender));
+}
+
+double Prediction::hidden() const {
+  const double busy = busy_ms[Lane::kIntra] + busy_ms[Lane::kInter];
+  double waits = 0;
+  for (const Phase phase : kPhases)
+    waits += waits_ms[phase][Cause::kIntra] + waits_ms[phase][Cause::kInter];
+  return busy > 0 ? std::max(0.0, 1 - waits / busy) : 1;
+}
+
+Prediction predict(const Setting& setting, Contender contender) {
+  validate(setting);
+  Prediction result = contender == Contender::kDmuon    ? predict_owned(setting)
+                      : contender == Contender::kMuonAg ? predict_sharded(setting, Sharded::kMuonAg)
+                                                        : predict_sharded(setting, Sharded::kAdamW);
+  for (const Phase phase : kPhases) result.step_ms += result.phases_ms[phase];
+  result.step_ms =
+      std::max(result.step_ms + result.adamw_ms + result.update_beside_ms, result.host_ms);
+  return result;
+}
+
+}  // namespace dmuon::predict

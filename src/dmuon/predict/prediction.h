@@ -1,0 +1,59 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dmuon/predict/setting.h"
+#include "dmuon/predict/timeline.h"
+
+// Predicts a training step, from the schedule that the engine runs and the rates of devices and
+// links. A step is taken from the middle of several, so that what one leaves to the next counts.
+namespace dmuon::predict {
+
+enum class Contender : int {
+  kAdamW,   ///< FSDP2 or HSDP with fused AdamW
+  kDmuon,   ///< this engine
+  kMuonAg,  ///< Muon whose ranks gather every matrix and orthogonalise all of them
+};
+inline constexpr int kNumContenders = 3;
+inline constexpr core::EachOf<Contender, kNumContenders> kContenders;
+
+const char* name_of(Contender contender);
+
+/// What the first rank does in the step.
+struct Span {
+  std::string lane;
+  std::string kind;  ///< "forward", "backward", or an operation's
+  int unit = 0;      ///< 0: the parameters that Muon does not take; -1: it is on a batch
+  int batch = -1;    ///< of the rank
+  double issued_ms = 0;
+  double start_ms = 0;  ///< when all that it waits for was done
+  double end_ms = 0;
+};
+
+/// Milliseconds of one step, means over ranks unless said otherwise.
+struct Prediction {
+  double step_ms = 0;            ///< of the three phases and of what is below
+  PerPhase<double> phases_ms{};  ///< as far as lanes of a rank do not slow each other down
+  double adamw_ms = 0;           ///< AdamW of all, or of what Muon does not take
+  /// The update shares the device with modules that compute at that time: their slowest rank's.
+  double update_beside_ms = 0;
+  double update_ms = 0;  ///< Newton-Schulz and what is around it, of the slowest rank
+  PerPhase<PerCause<double>> waits_ms{};
+  schedule::PerLane<double> busy_ms{};
+  double intra_bytes = 0;        ///< that the busiest device receives from, or sends to, its node
+  double inter_bytes = 0;        ///< likewise, other nodes
+  double memory_bytes = 0;       ///< of parameters, gradients, state and buffers: the fullest rank
+  double host_ms = 0;            ///< CPU time of hooks and launches, behind which a step cannot end
+  PerPhase<double> begins_ms{};  ///< of the first rank's phases
+  std::vector<Span> spans;       ///< of the first rank, as they end
+
+  /// The share of messages' time in which compute does not wait for them; 1 without messages.
+  double hidden() const;
+};
+
+/// @throws InvalidArgument as validate() says.
+Prediction predict(const Setting& setting, Contender contender);
+
+}  // namespace dmuon::predict

@@ -1,0 +1,92 @@
+#include "dmuon/predict/rates.h"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+
+#include "dmuon/core/error.h"
+
+namespace dmuon::predict {
+namespace {
+
+constexpr double kGigabytesPerSecond = 1e3;  // in bytes a microsecond
+// A collective inside a node: NCCL's kernel, and its members' handshake.
+constexpr double kLinkLaunches = 2;
+
+double steps_of_tree(std::size_t num_members) {
+  return static_cast<double>(std::bit_width(num_members - 1));
+}
+
+}  // namespace
+
+void validate(const Setting& setting) {
+  plan::validate(setting.device);
+  plan::validate(setting.network);
+  core::require(setting.tokens > 0, "predict: tokens must be > 0; got ", setting.tokens);
+  for (const plan::Parameter& parameter : setting.plan.inventory) {
+    core::require(parameter.unit < setting.training.unit_flops.size() &&
+                      parameter.unit < setting.training.attention_flops.size(),
+                  "predict: training: expected FLOPs of unit ", parameter.unit, " of '",
+                  parameter.name, "'; got those of ", setting.training.unit_flops.size(), " units");
+  }
+}
+
+Rates::Rates(const Setting& setting)
+    : training_tflops_(setting.device.training_tflops),
+      memory_bytes_per_us_(setting.device.elementwise_gb_per_s * kGigabytesPerSecond),
+      link_bytes_per_us_(setting.device.link_gb_per_s * kGigabytesPerSecond),
+      link_latency_us_(setting.device.launch_us * kLinkLaunches),
+      adapter_bytes_per_us_(setting.network.gb_per_s * kGigabytesPerSecond),
+      adapter_latency_us_(setting.network.latency_us),
+      adapter_per_device_(setting.network.per_device),
+      direct_(setting.plan.options.on_cpu) {}
+
+// NCCL's rings pass every byte through every member but the last. Members of gloo's groups send
+// their parts themselves.
+double Rates::busiest(const std::vector<double>& parts) const {
+  const double all = std::accumulate(parts.begin(), parts.end(), 0.0);
+  const auto [least, most] = std::minmax_element(parts.begin(), parts.end());
+  const double received = all - *least;
+  if (!direct_) return received;
+  return std::max(received, *most * static_cast<double>(parts.size() - 1));
+}
+
+double Rates::intra_us(const std::vector<double>& parts) const {
+  if (parts.size() < 2) return 0;
+  return busiest(parts) / link_bytes_per_us_ + link_latency_us_ * steps_of_tree(parts.size());
+}
+
+std::vector<double> Rates::inter_us(const std::vector<std::vector<double>>& parts) const {
+  std::vector<double> us(parts.size(), 0.0);
+  const std::size_t num_nodes = parts.front().size();
+  if (num_nodes < 2) return us;
+  const double latency_us = adapter_latency_us_ * steps_of_tree(num_nodes);
+  if (adapter_per_device_) {
+    std::transform(parts.begin(), parts.end(), us.begin(), [&](const std::vector<double>& column) {
+      return busiest(column) / adapter_bytes_per_us_ + latency_us;
+    });
+    return us;
+  }
+  // All columns send at once, through one adapter a node.
+  std::vector<double> of_node(num_nodes, 0.0);
+  for (const std::vector<double>& column : parts)
+    std::transform(column.begin(), column.end(), of_node.begin(), of_node.begin(), std::plus<>());
+  us.assign(us.size(), busiest(of_node) / adapter_bytes_per_us_ + latency_us);
+  return us;
+}
+
+core::Vector<core::UnitIndex, double> forward_us(const Setting& setting, const Rates& rates) {
+  const catalog::Training& training = setting.training;
+  const double tokens = setting.tokens;
+  const double sequence = training.sequence > 0 ? training.sequence : tokens;
+  core::Vector<core::UnitIndex, double> all;
+  for (const auto& parameters : plan::group_by_unit(setting.plan.inventory)) {
+    const core::UnitIndex unit(setting.plan.inventory[parameters.front()].unit);
+    const double flops =
+        training.unit_flops[unit] + training.attention_flops[unit] * std::min(sequence, tokens);
+    all.push_back(rates.compute_us(flops * tokens));
+  }
+  return all;
+}
+
+}  // namespace dmuon::predict

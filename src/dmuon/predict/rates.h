@@ -1,0 +1,54 @@
+#pragma once
+
+#include <vector>
+
+#include "dmuon/core/index.h"
+#include "dmuon/layout/mesh.h"
+#include "dmuon/predict/setting.h"
+
+namespace dmuon::predict {
+
+/// How long a device's own work takes, and messages of given sizes. Times are microseconds.
+class Rates {
+ public:
+  explicit Rates(const Setting& setting);
+
+  double compute_us(double flops) const { return flops / (training_tflops_ * 1e6); }
+  /// Fused AdamW over elements in fp32.
+  double adamw_us(double elements) const { return elements * kAdamwBytes / memory_bytes_per_us_; }
+  /// The momentum of Muon over elements in fp32.
+  double momentum_us(double elements) const {
+    return elements * kMomentumBytes / memory_bytes_per_us_;
+  }
+
+  /// A collective of all devices of a node.
+  /// @param parts  bytes that each of them sends to, or receives from, each other one.
+  double intra_us(const std::vector<double>& parts) const;
+  /// A collective of each column.
+  /// @param parts  [columns][replicates] likewise.
+  /// @return       [columns]
+  std::vector<double> inter_us(const std::vector<std::vector<double>>& parts) const;
+
+ private:
+  // Reads parameter, gradient and two moments; writes all but the gradient.
+  static constexpr double kAdamwBytes = 28;
+  // Reads gradient and momentum, writes momentum and a 16-bit direction.
+  static constexpr double kMomentumBytes = 14;
+
+  double busiest(const std::vector<double>& parts) const;
+
+  double training_tflops_;
+  double memory_bytes_per_us_;
+  double link_bytes_per_us_;
+  double link_latency_us_;
+  double adapter_bytes_per_us_;
+  double adapter_latency_us_;
+  bool adapter_per_device_;
+  bool direct_;  // members send to each other without a ring
+};
+
+/// The time of a unit's forward: its matrices, and its attention.
+/// @return  [units of plan::group_by_unit()]
+core::Vector<core::UnitIndex, double> forward_us(const Setting& setting, const Rates& rates);
+
+}  // namespace dmuon::predict

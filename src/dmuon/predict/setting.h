@@ -1,0 +1,21 @@
+#pragma once
+
+#include "dmuon/catalog/catalog.h"
+#include "dmuon/plan/plan.h"
+
+namespace dmuon::predict {
+
+/// What a step is predicted for.
+struct Setting {
+  plan::Plan plan;  ///< mesh, matrices, owners, batches and their costs, options of the step
+  catalog::Training training;
+  plan::Device device;
+  plan::Network network;
+  int tokens = 0;  ///< of each device and step
+};
+
+/// @throws InvalidArgument for tokens that are not positive, a training that lacks units of the
+///         plan, or constants of the device or network that are none.
+void validate(const Setting& setting);
+
+}  // namespace dmuon::predict

@@ -1,0 +1,175 @@
+#include "dmuon/predict/sharded.h"
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+namespace dmuon::predict {
+namespace {
+
+using core::BatchIndex;
+using core::UnitIndex;
+using schedule::Kind;
+using simulate::Compute;
+
+constexpr int kMostMembers = 2;
+
+layout::Mesh simulated(const layout::Mesh& mesh) {
+  return {std::min(mesh.num_replicates, kMostMembers), std::min(mesh.num_shards, kMostMembers)};
+}
+
+// Elements of each unit; the first one has the parameters that Muon does not take.
+core::Vector<UnitIndex, double> elements_of(const Setting& setting) {
+  core::Vector<UnitIndex, double> all{static_cast<double>(setting.training.outside_elements)};
+  for (const auto& parameters : plan::group_by_unit(setting.plan.inventory)) {
+    double& elements = all.emplace_back(0.0);
+    for (const core::ParameterIndex parameter : parameters)
+      elements += static_cast<double>(setting.plan.inventory[parameter].num_elements());
+  }
+  return all;
+}
+
+// Lists what a rank issues.
+class Writer {
+ public:
+  Writer(int num_units, simulate::Program* program) : num_units_(num_units), program_(*program) {}
+
+  void forward() {
+    begin_event();
+    publish(0);
+    for (int unit = 0; unit < num_units_; ++unit) {
+      if (unit + 1 < num_units_) publish(unit + 1);
+      await(unit);
+      compute(Compute::kForward, unit);
+      // The backward begins with the last one.
+      if (unit + 1 < num_units_) reshard(unit);
+    }
+  }
+
+  void backward() {
+    begin_event();
+    for (int unit = num_units_; unit-- > 0;) {
+      if (unit > 0) publish(unit - 1);
+      if (unit + 1 < num_units_) await(unit);
+      compute(Compute::kBackward, unit);
+      reshard(unit);
+      add({.kind = Kind::kRouteIntra, .subject = UnitIndex(unit)});
+      add({.kind = Kind::kRouteInter,
+           .subject = UnitIndex(unit),
+           .after = {{Kind::kRouteIntra, UnitIndex(unit)}}});
+    }
+    for (int unit = num_units_; unit-- > 0;) {
+      add({.kind = Kind::kFinishRouteInter,
+           .subject = UnitIndex(unit),
+           .after = {{Kind::kRouteInter, UnitIndex(unit)}}});
+    }
+  }
+
+  void step(Sharded optimizer) {
+    begin_event();
+    if (optimizer == Sharded::kAdamW) return;
+    for (int unit = 1; unit < num_units_; ++unit) publish(unit);
+    for (int unit = 1; unit < num_units_; ++unit) {
+      add({.kind = Kind::kOrthogonalise,
+           .subject = BatchIndex(unit - 1),
+           .after = {{Kind::kPublishIntra, UnitIndex(unit)}}});
+    }
+    add({.kind = Kind::kFinishUpdate,
+         .subject = BatchIndex(num_units_ - 2),
+         .after = {{Kind::kOrthogonalise, BatchIndex(num_units_ - 2)}}});
+  }
+
+ private:
+  void begin_event() { ++event_; }
+  void add(schedule::Operation operation) {
+    program_.issues.push_back({.operation = std::move(operation), .event = event_});
+  }
+  void publish(int unit) { add({.kind = Kind::kPublishIntra, .subject = UnitIndex(unit)}); }
+  void await(int unit) {
+    add({.kind = Kind::kAwaitWeights,
+         .subject = UnitIndex(unit),
+         .after = {{Kind::kPublishIntra, UnitIndex(unit)}}});
+  }
+  void reshard(int unit) { add({.kind = Kind::kReshard, .subject = UnitIndex(unit)}); }
+  void compute(Compute what, int unit) {
+    program_.issues.push_back(
+        {.compute = what, .operation = {.subject = UnitIndex(unit)}, .event = event_});
+  }
+
+  int num_units_;
+  simulate::Program& program_;
+  int event_ = -1;
+};
+
+}  // namespace
+
+simulate::Programs sharded_programs(const Setting& setting, Sharded optimizer, int num_steps) {
+  const auto layout = std::make_shared<schedule::Layout>();
+  static_cast<layout::Mesh&>(*layout) = simulated(setting.plan.mesh);
+  const core::Vector<UnitIndex, double> elements = elements_of(setting);
+  simulate::Program program;
+  program.layout = layout;
+  for (const double count : elements) {
+    // Durations are the unit's, whatever the size of its messages; one of no bytes is not sent.
+    schedule::UnitLayout& unit = layout->units.emplace_back();
+    unit.owner_elements =
+        core::Vector<core::Slot, std::int64_t>(layout->num_slots(), count > 0 ? 1 : 0);
+  }
+  for (int unit = 1; unit < elements.size(); ++unit) program.batches.push_back({UnitIndex(unit)});
+  Writer writer(elements.size(), &program);
+  for (int step = 0; step < num_steps; ++step) {
+    writer.forward();
+    writer.backward();
+    writer.step(optimizer);
+  }
+  return simulate::Programs(layout->num_slots(), program);
+}
+
+ShardedDurations::ShardedDurations(const Setting& setting)
+    : simulated_(simulated(setting.plan.mesh)) {
+  const Rates rates(setting);
+  const plan::Plan& plan = setting.plan;
+  const layout::Mesh& mesh = plan.mesh;
+  const core::Vector<UnitIndex, double> elements = elements_of(setting);
+  const auto forward = forward_us(setting, rates);
+  const auto ranks = static_cast<std::size_t>(mesh.num_shards);
+  const auto nodes = static_cast<std::size_t>(mesh.num_replicates);
+  for (const UnitIndex unit : elements.indices()) {
+    OfUnit& us = units_.emplace_back();
+    const bool outside = unit == UnitIndex(0);
+    us.forward = outside ? rates.compute_us(setting.training.outside_flops * setting.tokens)
+                         : forward[UnitIndex(unit.value() - 1)];
+    const double shard = elements[unit] / (mesh.num_shards * mesh.tensor_parallel);
+    us.gather = rates.intra_us(std::vector(ranks, shard * plan.options.weight_bytes));
+    us.scatter = rates.intra_us(std::vector(ranks, shard * plan.options.gradient_bytes));
+    // An all-reduce: each node sums a part, and sends it to the others.
+    const int sharing = setting.network.per_device ? 1 : mesh.tensor_parallel;
+    const double part = shard * sharing * plan.options.gradient_bytes / mesh.num_replicates;
+    us.sum = 2 * rates.inter_us(std::vector(ranks, std::vector(nodes, part))).front();
+  }
+  const auto unit_of = plan::units_of(plan.inventory);
+  for (const core::ParameterIndex parameter : plan.inventory.indices()) {
+    // In the largest batch that was measured; its cost includes momentum and update.
+    const auto& batch = plan::shape_costs(plan.costs, plan.inventory[parameter].shape()).batches;
+    units_[UnitIndex(unit_of[parameter].value() + 1)].newton_schulz +=
+        static_cast<double>(batch.back().ns) / 1e3 / batch.back().size;
+  }
+}
+
+double ShardedDurations::work_us(core::Owner, const simulate::Issue& issue) {
+  if (issue.is(Compute::kForward)) return units_[issue.unit()].forward;
+  if (issue.is(Compute::kBackward)) return 2 * units_[issue.unit()].forward;
+  if (!issue.is(Kind::kOrthogonalise)) return 0;
+  return units_[UnitIndex(issue.operation.batch().value() + 1)].newton_schulz;
+}
+
+double ShardedDurations::message_us(core::Owner, const simulate::Issue& issue,
+                                    const schedule::Message& message) {
+  const OfUnit& us = units_[issue.unit()];
+  const double whole = issue.is(Kind::kPublishIntra) ? us.gather
+                       : issue.is(Kind::kRouteIntra) ? us.scatter
+                                                     : us.sum;
+  return whole / simulated_.size(message.axis);
+}
+
+}  // namespace dmuon::predict

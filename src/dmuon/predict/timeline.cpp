@@ -1,0 +1,144 @@
+#include "dmuon/predict/timeline.h"
+
+#include <algorithm>
+
+namespace dmuon::predict {
+namespace {
+
+using schedule::Lane;
+using simulate::SimulatedSpan;
+
+struct Interval {
+  double begin;
+  double end;
+};
+using Intervals = std::vector<Interval>;  // ascending, apart
+
+double length(const Intervals& all) {
+  double sum = 0;
+  for (const Interval& one : all) sum += one.end - one.begin;
+  return sum;
+}
+
+Intervals common(const Intervals& a, const Intervals& b) {
+  Intervals both;
+  for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    const double begin = std::max(a[i].begin, b[j].begin);
+    const double end = std::min(a[i].end, b[j].end);
+    if (begin < end) both.push_back({begin, end});
+    ++(a[i].end < b[j].end ? i : j);
+  }
+  return both;
+}
+
+Intervals without(const Intervals& all, const Intervals& taken) {
+  Intervals left;
+  std::size_t j = 0;
+  for (Interval one : all) {
+    while (j < taken.size() && taken[j].end <= one.begin) ++j;
+    for (std::size_t k = j; k < taken.size() && taken[k].begin < one.end; ++k) {
+      if (taken[k].begin > one.begin) left.push_back({one.begin, taken[k].begin});
+      one.begin = std::max(one.begin, taken[k].end);
+    }
+    if (one.begin < one.end) left.push_back(one);
+  }
+  return left;
+}
+
+// A lane's spans follow one another.
+void append(Intervals* all, double begin, double end) {
+  if (begin >= end) return;
+  if (!all->empty() && all->back().end >= begin) {
+    all->back().end = std::max(all->back().end, end);
+  } else {
+    all->push_back({begin, end});
+  }
+}
+
+// The times at which the program has issued and computed all of each event.
+std::vector<double> ends_of(const simulate::Program& program,
+                            const std::vector<SimulatedSpan>& timeline) {
+  std::vector<double> ends(static_cast<std::size_t>(program.issues.back().event) + 1, 0.0);
+  for (const SimulatedSpan& span : timeline) {
+    double& end = ends[static_cast<std::size_t>(program.issue(span.issue).event)];
+    end = std::max(end, span.lane == Lane::kCompute ? span.end_us : span.issued_us);
+  }
+  // An event without operations takes no time.
+  for (std::size_t i = 1; i < ends.size(); ++i) ends[i] = std::max(ends[i], ends[i - 1]);
+  return ends;
+}
+
+struct Lanes {
+  schedule::PerLane<Intervals> busy;
+  Intervals waits;
+};
+
+Lanes lanes_of(const simulate::Program& program, const std::vector<SimulatedSpan>& timeline) {
+  Lanes lanes{};
+  for (const SimulatedSpan& span : timeline) {
+    const bool waits = span.lane == Lane::kCompute && !program.issue(span.issue).compute;
+    if (waits) {
+      append(&lanes.waits, span.issued_us, span.start_us);
+    } else {
+      append(&lanes.busy[span.lane], span.start_us, span.end_us);
+    }
+  }
+  return lanes;
+}
+
+}  // namespace
+
+const char* name_of(Phase phase) {
+  constexpr std::array kNames{"forward", "backward", "step"};
+  return kNames.at(static_cast<std::size_t>(phase));
+}
+
+const char* name_of(Cause cause) {
+  constexpr std::array kNames{"intra", "inter", "update", "peers"};
+  return kNames.at(static_cast<std::size_t>(cause));
+}
+
+RankStep measure(const simulate::Program& program, const std::vector<SimulatedSpan>& timeline,
+                 int step) {
+  const std::vector<double> ends = ends_of(program, timeline);
+  const Lanes lanes = lanes_of(program, timeline);
+  RankStep result;
+  for (const Phase phase : kPhases) {
+    const auto event = static_cast<std::size_t>(step * kNumPhases + static_cast<int>(phase));
+    const Intervals window{{ends[event - 1], ends[event]}};
+    result.elapsed_us[phase] = ends[event] - ends[event - 1];
+    for (const Lane lane : core::EachOf<Lane, schedule::kNumLanes>{})
+      result.busy_us[phase][lane] = length(common(lanes.busy[lane], window));
+    result.update_beside_us[phase] =
+        length(common(common(lanes.busy[Lane::kUpdate], lanes.busy[Lane::kCompute]), window));
+    Intervals left = common(lanes.waits, window);
+    const std::pair<Cause, Lane> of_lanes[] = {{Cause::kIntra, Lane::kIntra},
+                                               {Cause::kInter, Lane::kInter},
+                                               {Cause::kUpdate, Lane::kUpdate}};
+    for (const auto& [cause, lane] : of_lanes) {
+      result.waits_us[phase][cause] = length(common(left, lanes.busy[lane]));
+      left = without(left, lanes.busy[lane]);
+    }
+    result.waits_us[phase][Cause::kPeers] = length(left);
+  }
+  return result;
+}
+
+std::vector<SimulatedSpan> spans_of(const simulate::Program& program,
+                                    const std::vector<SimulatedSpan>& timeline, int step) {
+  const std::vector<double> ends = ends_of(program, timeline);
+  const auto first = static_cast<std::size_t>(step * kNumPhases);
+  const double begin = ends[first - 1];
+  const double end = ends[first + kNumPhases - 1];
+  std::vector<SimulatedSpan> spans;
+  for (SimulatedSpan span : timeline) {
+    if (span.end_us <= begin || span.end_us > end) continue;
+    span.issued_us -= begin;
+    span.start_us = std::max(span.start_us - begin, 0.0);
+    span.end_us -= begin;
+    spans.push_back(span);
+  }
+  return spans;
+}
+
+}  // namespace dmuon::predict

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "dmuon/core/by_enum.h"
+#include "dmuon/simulate/execution.h"
+
+namespace dmuon::predict {
+
+/// A part of a training step.
+enum class Phase : int { kForward, kBackward, kStep };
+inline constexpr int kNumPhases = 3;
+inline constexpr core::EachOf<Phase, kNumPhases> kPhases;
+template <typename T>
+using PerPhase = core::ByEnum<Phase, T, kNumPhases>;
+
+/// What compute waits for: the lane that is busy meanwhile, the one nearest to it first.
+enum class Cause : int { kIntra, kInter, kUpdate, kPeers };
+inline constexpr int kNumCauses = 4;
+inline constexpr core::EachOf<Cause, kNumCauses> kCauses;
+template <typename T>
+using PerCause = core::ByEnum<Cause, T, kNumCauses>;
+
+const char* name_of(Phase phase);
+const char* name_of(Cause cause);
+
+/// Microseconds of one rank in one step, by phase.
+struct RankStep {
+  PerPhase<double> elapsed_us{};
+  PerPhase<PerCause<double>> waits_us{};
+  PerPhase<schedule::PerLane<double>> busy_us{};  ///< compute: of modules
+  PerPhase<double> update_beside_us{};  ///< of the update, while modules compute on the same device
+};
+
+/// A step's place in a program: its events are 3 * step and the two after it.
+/// @param timeline  of the rank, with a step before and one after.
+RankStep measure(const simulate::Program& program,
+                 const std::vector<simulate::SimulatedSpan>& timeline, int step);
+
+/// Returns the spans that begin in the step or before it, and end in it. Times count from its
+/// begin.
+std::vector<simulate::SimulatedSpan> spans_of(const simulate::Program& program,
+                                              const std::vector<simulate::SimulatedSpan>& timeline,
+                                              int step);
+
+}  // namespace dmuon::predict
