@@ -73,15 +73,16 @@ def test_dmuon_is_nowhere_called_held_out(rows):
 
 
 def test_a_row_by_hand(rows):
-    """Qwen2.5-7B on 256 GPUs: no owner has more than one of 196 matrices, the largest of which is 3584 x 18944.
+    """Qwen2.5-7B on 256 GPUs: each owner has at most one of 196 matrices. The largest is 3584 x 18944:
 
-    m^2 n = 243.3367e9, m^3 = 46.0367e9, 67.8953 million elements.
-    Products: (2 * 243.3367 + 14 * 46.0367) / 217 + 4 * 243.3367 / 195 = 5.2128 + 4.9915 ms.
-    Around them: 0.199 + 0.111 * 67.8953 = 7.7354 ms; and 3.07 ms of every step.
+    - It has m^2 n = 243.3367e9, m^3 = 46.0367e9, 67.8953 million elements.
+    - Products take (2 * 243.3367 + 14 * 46.0367) / 217 + 4 * 243.3367 / 195 = 5.2128 + 4.9915 ms.
+    - The rest of the update takes 0.199 + 0.111 * 67.8953 = 7.7354 ms. Every step takes 3.07 ms more.
 
-    Vanilla: 56 of 3584 x 3584 (1381.10e9 FLOPs each), 56 of 512 x 3584 (20.13e9), 84 of 3584 x 18944 (5327.10e9) are
-    525,945.6e9 / 228e9 = 2306.8 ms; 6525.3 million elements at 0.1458 + 0.00048 are 954.5 ms; 196 gathers of
-    1.066 + 0.002814 * 248 are 345.7 ms.
+    Vanilla does everything on every rank.
+    - FLOPs: 56 x 1381.10e9 + 56 x 20.13e9 + 84 x 5327.10e9 = 525,945.6e9. At 228 TFLOP/s they take 2306.8 ms.
+    - 6525.3 million elements at 0.1458 + 0.00048 take 954.5 ms.
+    - 196 gathers of 1.066 + 0.002814 * 248 take 345.7 ms.
     """
     row = next(one for one in rows if (one.row.model, one.row.gpus) == (QWEN, 256))
     assert row.dmuon_optim.predicted == pytest.approx(5.2128 + 4.9915 + 7.7354 + 3.07, abs=1e-3)

@@ -1,4 +1,4 @@
-"""Who owns what: the deal that fits the paper's table best, beside other strategies and dmuon's own."""
+"""Assigns owners: by the deal that fits the paper's table best, by other strategies, and by dmuon's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dmuon._paper.profile import PAPER, Profile, update_ms
 from dmuon._paper.table import GPUS_A_NODE, ROWS, Row
 from dmuon._paper.workload import WORKLOADS, Shape, Workload
 
-# Dealt by cost, by the paper; module order; eq. comm-layout alone; everything on one owner; dmuon's default.
+# All names but the first are dmuon's own.
 DEALT, ROUND_ROBIN, XOR_LAYOUT, RANK0, LOAD_BALANCE = "dealt", "round_robin", "xor_layout", "rank0", "load_balance"
 STRATEGIES = (DEALT, ROUND_ROBIN, XOR_LAYOUT, RANK0, LOAD_BALANCE)
 

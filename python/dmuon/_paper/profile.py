@@ -15,7 +15,7 @@ ALL_PUBLIC = f"all 18 rows of {PUBLIC}"
 
 
 class Origin(NamedTuple):
-    """Where a constant is from."""
+    """Unit and source of a constant."""
 
     unit: str
     basis: str  # "measured", "fitted" or "inferred"

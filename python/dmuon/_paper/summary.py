@@ -1,4 +1,4 @@
-"""How good the predictions are, beside predictions that need no profile."""
+"""Counts how good the predictions are, and compares them with guesses that need no profile."""
 
 from __future__ import annotations
 

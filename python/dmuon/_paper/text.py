@@ -1,4 +1,4 @@
-"""The answer on the paper's table as text."""
+"""Writes the answer on the paper's table as text."""
 
 from __future__ import annotations
 
