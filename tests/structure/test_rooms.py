@@ -18,7 +18,8 @@ USES = {
     "_running": {"_setup", "_planning", "_saving"},
     "_inspecting": {"_setup", "_planning", "_saving", "_running"},
     "_doctor": {"_setup", "_planning"},  # its ranks train by the package's public functions
-    "_command": {"_setup", "_planning", "_simulating", "_doctor"},
+    "_paper": {"_planning"},
+    "_command": {"_setup", "_planning", "_simulating", "_doctor", "_paper"},
 }
 
 

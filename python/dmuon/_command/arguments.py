@@ -98,6 +98,7 @@ _STRATEGY_HELP = f"{', '.join(strategies())} (milp needs SciPy, and up to a minu
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
     _add_task(parser, mesh_required=False)
     networks, add = _plan.network_names(), parser.add_argument
+    add("--paper", action="store_true", help="instead: the paper's table beside a model of its authors' engine")
     add("--meshes", type=_meshes, metavar="LIST", help="instead of --mesh: several, such as 1x8,2x8,4x8")
     add("--network", type=_one_of(networks), help=f"between nodes: {', '.join(networks)} [the device's]")
     words = "of a node's network in each direction, such as 1Gbit or 3.2Tbit a second, instead of the network's"

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 from dmuon import _plan
 from dmuon._command.answers import write_file
+from dmuon._command.arguments import parser
+from dmuon._command.paper import simulate_paper
 from dmuon._command.task import Task, read_model, read_task
 from dmuon._planning import pictures
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
@@ -24,6 +26,8 @@ _DEFAULT_TOKENS = 4096
 
 def simulate(arguments: argparse.Namespace) -> str:
     """Returns the predicted step on one mesh, or on several, as a table or as JSON. Draws it if asked to."""
+    if arguments.paper:
+        return simulate_paper(_alone(arguments))
     _check(arguments)
     meshes = arguments.meshes or [arguments.mesh]
     with _progress() as note:
@@ -42,6 +46,17 @@ def simulate(arguments: argparse.Namespace) -> str:
         return f"{simulations[0]}\n"
     first = str(simulations[0]).splitlines()
     return "\n".join([*first[:3], sweep_table(simulations), first[-1]]) + "\n"
+
+
+def _alone(arguments: argparse.Namespace) -> bool:
+    """Returns whether JSON is asked for. No other option goes with --paper."""
+    without = vars(parser().parse_args(["simulate", "--paper"]))
+    given = {name for name, value in vars(arguments).items() if value != without[name]} - {"json"}
+    if given:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
+        raise ValueError(f"simulate: --paper: expected at most --json beside it; got {options}")
+    json_asked: bool = arguments.json
+    return json_asked
 
 
 def _check(arguments: argparse.Namespace) -> None:
