@@ -1,0 +1,111 @@
+#include "dmuon/predict/prediction.h"
+
+#include <gtest/gtest.h>
+
+#include "dmuon/core/error.h"
+#include "tests/predict/small_setting.h"
+
+namespace dmuon::predict {
+namespace {
+
+using schedule::Lane;
+
+constexpr double kForwardMs = 4 * 0.04;  // 4 layers of 4e6 FLOPs a token, 1000 tokens
+constexpr double kMatrices = 8e6;        // elements
+
+TEST(Predict, OneRankTakesTheTimeOfItsWork) {
+  const Setting setting = small_setting({1, 1});
+  const double update_ms = plan::milliseconds(setting.plan.makespan_ns());
+  const Prediction adamw = predict(setting, Contender::kAdamW);
+  EXPECT_NEAR(adamw.adamw_ms, kMatrices * 28 / 1e9, 1e-9);
+  EXPECT_NEAR(adamw.step_ms, 3 * kForwardMs + adamw.adamw_ms, 1e-9);
+  const Prediction dmuon = predict(setting, Contender::kDmuon);
+  EXPECT_EQ(dmuon.adamw_ms, 0);
+  EXPECT_NEAR(dmuon.update_ms, update_ms, 1e-9);
+  EXPECT_NEAR(dmuon.step_ms, 3 * kForwardMs + update_ms, 1e-9);
+  EXPECT_NEAR(dmuon.phases_ms[Phase::kBackward], 2 * kForwardMs, 1e-9);
+  for (const Prediction& one : {adamw, dmuon}) {
+    EXPECT_EQ(one.intra_bytes + one.inter_bytes, 0);
+    EXPECT_EQ(one.hidden(), 1);
+  }
+}
+
+// The update cannot hide on the device that computes.
+TEST(Predict, ALateUpdateOfOneRankTakesAsLong) {
+  const Setting setting = small_setting({1, 1}, 4, late());
+  const Prediction dmuon = predict(setting, Contender::kDmuon);
+  EXPECT_GT(dmuon.update_beside_ms + dmuon.waits_ms[Phase::kForward][Cause::kUpdate], 0);
+  EXPECT_NEAR(dmuon.step_ms, 3 * kForwardMs + plan::milliseconds(setting.plan.makespan_ns()), 1e-9);
+}
+
+// A device receives three quarters of the weights twice, in 2 bytes, and sends as much of the
+// gradients, in 4.
+TEST(Predict, CountsTheBytesOfANode) {
+  const double adamw = predict(small_setting({1, 4}), Contender::kAdamW).intra_bytes;
+  EXPECT_NEAR(adamw, kMatrices * 0.75 * (2 + 2 + 4), 1);
+  const Setting setting = small_setting({1, 4});
+  const Prediction dmuon = predict(setting, Contender::kDmuon);
+  EXPECT_NEAR(dmuon.intra_bytes, kMatrices * 0.75 * (2 + 2 + 4), 1);
+  EXPECT_EQ(dmuon.inter_bytes, 0);
+}
+
+// An all-reduce sends a sum's gradients and then their sums. dmuon's stages send 4 bytes of a
+// gradient and 2 of a weight, once.
+TEST(Predict, CountsTheBytesBetweenNodes) {
+  const Setting setting = small_setting({2, 2});
+  const double column = kMatrices / 2;
+  EXPECT_NEAR(predict(setting, Contender::kAdamW).inter_bytes, column * 0.5 * 2 * 4, 1);
+  EXPECT_NEAR(predict(setting, Contender::kDmuon).inter_bytes, column * 0.5 * (4 + 2), 1);
+}
+
+TEST(Predict, WaitsForASlowLinkAsLongAsItTakes) {
+  Setting setting = small_setting({2, 1});
+  setting.network.gb_per_s = 0.01;
+  const Prediction dmuon = predict(setting, Contender::kDmuon);
+  const double wire_ms = kMatrices * 0.5 * (4 + 2) / 1e4;
+  EXPECT_GT(dmuon.step_ms, wire_ms);
+  EXPECT_LT(dmuon.step_ms, wire_ms * 1.02);
+  EXPECT_GT(dmuon.waits_ms[Phase::kForward][Cause::kInter], 0);
+  EXPECT_LT(dmuon.hidden(), 0.02);
+}
+
+// A node's devices share its adapter.
+TEST(Predict, AnAdapterOfANodeIsShared) {
+  Setting setting = small_setting({2, 2});
+  const double apart = predict(setting, Contender::kDmuon).busy_ms[Lane::kInter];
+  setting.network.per_device = false;
+  EXPECT_NEAR(predict(setting, Contender::kDmuon).busy_ms[Lane::kInter], 2 * apart, 0.2 * apart);
+}
+
+TEST(Predict, MuonAgOrthogonalisesEverythingOnEveryRank) {
+  const Setting setting = small_setting({2, 2});
+  const Prediction muon_ag = predict(setting, Contender::kMuonAg);
+  const double all_ms = plan::milliseconds(small_setting({1, 1}).plan.makespan_ns());
+  EXPECT_NEAR(muon_ag.update_ms, all_ms, 0.1 * all_ms);
+}
+
+// What Muon does not take is AdamW's in all programs.
+TEST(Predict, ParametersOutsideOfMuonAreUpdatedByAdamW) {
+  Setting setting = small_setting({1, 4});
+  setting.training.outside_elements = 4'000'000;
+  setting.training.outside_flops = 1e6;
+  const Prediction dmuon = predict(setting, Contender::kDmuon);
+  EXPECT_NEAR(dmuon.adamw_ms, 1e6 * 28 / 1e9, 1e-9);
+  EXPECT_NEAR(dmuon.busy_ms[Lane::kCompute], 3 * (kForwardMs + 0.01), 1e-9);
+  EXPECT_NEAR(dmuon.intra_bytes, (kMatrices + 4e6) * 0.75 * 8, 1);
+}
+
+TEST(Predict, RefusesWhatIsNoSetting) {
+  Setting setting = small_setting({1, 2});
+  setting.tokens = 0;
+  EXPECT_THROW(predict(setting, Contender::kDmuon), core::InvalidArgument);
+  setting = small_setting({1, 2});
+  setting.training.unit_flops = {};
+  EXPECT_THROW(predict(setting, Contender::kAdamW), core::InvalidArgument);
+  setting = small_setting({1, 2});
+  setting.network.gb_per_s = 0;
+  EXPECT_THROW(predict(setting, Contender::kMuonAg), core::InvalidArgument);
+}
+
+}  // namespace
+}  // namespace dmuon::predict

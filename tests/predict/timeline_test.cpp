@@ -1,0 +1,75 @@
+#include "dmuon/predict/timeline.h"
+
+#include <gtest/gtest.h>
+
+namespace dmuon::predict {
+namespace {
+
+using schedule::Kind;
+using schedule::Lane;
+using simulate::Compute;
+using simulate::SimulatedSpan;
+
+// Two steps of one unit. In the second step compute waits for weights from 10 to 16: while the lane
+// inside the node is busy from 14, that between nodes from 12 to 15, and an update from 11 to 13.
+struct OneRank {
+  simulate::Program program;
+  std::vector<SimulatedSpan> timeline;
+
+  void add(int event, Kind kind, Lane lane, double issued, double start, double end) {
+    program.issues.push_back({.compute = {}, .operation = {.kind = kind}, .event = event});
+    if (schedule::is_on_batch(kind)) program.issues.back().operation.subject = core::BatchIndex(0);
+    timeline.push_back({program.num_issues() - 1, lane, issued, start, end});
+  }
+  void compute(int event, Compute what, double start, double end) {
+    program.issues.push_back({.compute = what, .operation = {}, .event = event});
+    timeline.push_back({program.num_issues() - 1, Lane::kCompute, start, start, end});
+  }
+};
+
+OneRank one_rank() {
+  OneRank rank;
+  rank.compute(0, Compute::kForward, 0, 3);
+  rank.compute(1, Compute::kBackward, 3, 9);
+  rank.add(2, Kind::kOrthogonalise, Lane::kUpdate, 9, 11, 13);
+  rank.add(2, Kind::kFinishUpdate, Lane::kCompute, 9, 10, 10);
+  rank.add(3, Kind::kPublishInter, Lane::kInter, 10, 12, 15);
+  rank.add(3, Kind::kPublishIntra, Lane::kIntra, 10, 14, 16);
+  rank.add(3, Kind::kAwaitWeights, Lane::kCompute, 10, 16, 16);
+  rank.compute(3, Compute::kForward, 16, 19);
+  rank.add(4, Kind::kOrthogonalise, Lane::kUpdate, 19, 20, 22);
+  rank.compute(4, Compute::kBackward, 19, 25);
+  rank.add(5, Kind::kFinishUpdate, Lane::kCompute, 25, 25, 25);
+  return rank;
+}
+
+TEST(Measure, AWaitCountsForTheLaneThatIsNearestToCompute) {
+  const OneRank rank = one_rank();
+  const RankStep step = measure(rank.program, rank.timeline, 1);
+  EXPECT_EQ(step.elapsed_us[Phase::kForward], 9);
+  const PerCause<double>& waits = step.waits_us[Phase::kForward];
+  EXPECT_EQ(waits[Cause::kIntra], 2);   // 14 to 16
+  EXPECT_EQ(waits[Cause::kInter], 2);   // 12 to 14
+  EXPECT_EQ(waits[Cause::kUpdate], 1);  // 11 to 12
+  EXPECT_EQ(waits[Cause::kPeers], 1);   // 10 to 11
+}
+
+TEST(Measure, AnUpdateBesideModulesSharesTheirDevice) {
+  const RankStep step = measure(one_rank().program, one_rank().timeline, 1);
+  EXPECT_EQ(step.update_beside_us[Phase::kForward], 0);
+  EXPECT_EQ(step.update_beside_us[Phase::kBackward], 2);
+  EXPECT_EQ(step.busy_us[Phase::kBackward][Lane::kUpdate], 2);
+  EXPECT_EQ(step.busy_us[Phase::kForward][Lane::kCompute], 3);
+}
+
+TEST(SpansOf, CountFromTheBeginOfTheStep) {
+  const OneRank rank = one_rank();
+  const std::vector<SimulatedSpan> spans = spans_of(rank.program, rank.timeline, 1);
+  ASSERT_EQ(spans.size(), 8u);
+  EXPECT_EQ(spans.front().end_us, 3);  // the update, which began in the step before
+  EXPECT_EQ(spans.back().start_us, 9);
+  EXPECT_EQ(spans.back().end_us, 15);
+}
+
+}  // namespace
+}  // namespace dmuon::predict
