@@ -67,8 +67,8 @@ TEST(SpansOf, CountFromTheBeginOfTheStep) {
   const std::vector<SimulatedSpan> spans = spans_of(rank.program, rank.timeline, 1);
   ASSERT_EQ(spans.size(), 8u);
   EXPECT_EQ(spans.front().end_us, 3);  // the update, which began in the step before
-  EXPECT_EQ(spans.back().start_us, 9);
-  EXPECT_EQ(spans.back().end_us, 15);
+  EXPECT_EQ(spans[6].start_us, 9);
+  EXPECT_EQ(spans[6].end_us, 15);
 }
 
 }  // namespace

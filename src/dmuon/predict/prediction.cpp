@@ -19,11 +19,6 @@ using schedule::Lane;
 constexpr int kNumSteps = 4;
 constexpr int kMeasured = 2;
 
-// CPU time of hooks, operations and launches of a unit in a step, measured (bench/README.md,
-// host_time.py: 28 units on 2x8 ranks).
-constexpr double kOwnedHostMs = 0.5;
-constexpr double kShardedHostMs = 2.1;
-
 constexpr double kMs = 1e-3;  // in microseconds
 // Bytes of an element: fp32 parameter, gradient and two moments; Muon has one moment.
 constexpr double kAdamwState = 16;
@@ -69,16 +64,19 @@ Prediction sum_up(const simulate::Programs& programs, const simulate::Execution&
     const RankStep step = measure(programs[rank], execution.timeline[rank], kMeasured);
     double beside_us = 0;
     double update_us = 0;
+    double idle_us = 0;  // while messages travel
     for (const Phase phase : kPhases) {
       result.phases_ms[phase] += share * step.elapsed_us[phase];
       beside_us += step.update_beside_us[phase];
       update_us += step.busy_us[phase][Lane::kUpdate];
+      idle_us += step.waits_us[phase][Cause::kIntra] + step.waits_us[phase][Cause::kInter];
       for (const Cause cause : kCauses)
         result.waits_ms[phase][cause] += share * step.waits_us[phase][cause];
       for (const Lane lane : core::EachOf<Lane, schedule::kNumLanes>{})
         result.busy_ms[lane] += share * step.busy_us[phase][lane];
     }
-    result.update_beside_ms = std::max(result.update_beside_ms, kMs * beside_us);
+    // Modules that are late because of an update wait less for messages.
+    result.update_beside_ms = std::max(result.update_beside_ms, kMs * (beside_us - idle_us));
     result.update_ms = std::max(result.update_ms, kMs * update_us);
   }
   const simulate::Program& first = programs.front();
@@ -119,6 +117,25 @@ void count_bytes(const simulate::Programs& programs, Prediction* result) {
   }
 }
 
+// As above, under FSDP2: a member receives the others' shards, or sends them.
+void count_bytes(const simulate::Program& program, const layout::Mesh& mesh,
+                 const core::Vector<UnitIndex, double>& elements, double weight_bytes,
+                 double gradient_bytes, Prediction* result) {
+  const double ranks = static_cast<double>(mesh.num_shards) * mesh.tensor_parallel;
+  const double others = (mesh.num_shards - 1) / ranks;
+  for (const simulate::Issue& issue : program.issues) {
+    if (issue.compute || issue.event / kNumPhases != kMeasured || !issue.carries_messages())
+      continue;
+    const double count = elements[issue.unit()];
+    if (issue.is(Kind::kPublishIntra)) result->intra_bytes += count * others * weight_bytes;
+    if (issue.is(Kind::kRouteIntra)) result->intra_bytes += count * others * gradient_bytes;
+    if (issue.is(Kind::kRouteInter)) {  // an all-reduce: parts to those who add them, and back
+      result->inter_bytes +=
+          2 * count / ranks * gradient_bytes * (mesh.num_replicates - 1) / mesh.num_replicates;
+    }
+  }
+}
+
 Prediction predict_owned(const Setting& setting) {
   const plan::Plan& plan = setting.plan;
   const simulate::Job job = owned_job(setting, kNumSteps);
@@ -130,7 +147,7 @@ Prediction predict_owned(const Setting& setting) {
   const double shard = outside / (plan.mesh.num_shards * plan.mesh.tensor_parallel);
   result.adamw_ms = kMs * Rates(setting).adamw_us(shard);
   result.memory_bytes = static_cast<double>(plan.peak_bytes()) + kAdamwState * shard;
-  result.host_ms = kOwnedHostMs * job.layout.units.size();
+  result.host_ms = setting.owned_host_ms * job.layout.units.size();
   return result;
 }
 
@@ -151,19 +168,12 @@ Prediction predict_sharded(const Setting& setting, Sharded optimizer) {
                   : rates.adamw_us((outside + matrices) / ranks));
   const double weights = plan.options.weight_bytes;
   const double gradients = plan.options.gradient_bytes;
-  const double others = (mesh.num_shards - 1.0) / ranks;
-  const double gathers = plan.options.reshard_after_forward ? 2 : 1;
-  result.intra_bytes = (matrices + outside) * others * (gathers * weights + gradients) +
-                       (muon ? matrices * others * weights : 0);
-  result.inter_bytes = mesh.num_replicates == 1
-                           ? 0
-                           : 2 * (matrices + outside) / ranks * gradients *
-                                 (mesh.num_replicates - 1) / mesh.num_replicates;
+  count_bytes(programs.front(), mesh, elements_of(setting), weights, gradients, &result);
   // Two units' weights and one's gradients are whole at the peak.
   result.memory_bytes =
       (kAdamwState * outside + (muon ? kMuonState : kAdamwState) * matrices) / ranks +
       largest_unit(plan.inventory) / mesh.tensor_parallel * (2 * weights + gradients);
-  result.host_ms = kShardedHostMs * programs.front().layout->units.size();
+  result.host_ms = setting.sharded_host_ms * programs.front().layout->units.size();
   return result;
 }
 

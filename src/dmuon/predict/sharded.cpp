@@ -18,17 +18,6 @@ layout::Mesh simulated(const layout::Mesh& mesh) {
   return {std::min(mesh.num_replicates, kMostMembers), std::min(mesh.num_shards, kMostMembers)};
 }
 
-// Elements of each unit; the first one has the parameters that Muon does not take.
-core::Vector<UnitIndex, double> elements_of(const Setting& setting) {
-  core::Vector<UnitIndex, double> all{static_cast<double>(setting.training.outside_elements)};
-  for (const auto& parameters : plan::group_by_unit(setting.plan.inventory)) {
-    double& elements = all.emplace_back(0.0);
-    for (const core::ParameterIndex parameter : parameters)
-      elements += static_cast<double>(setting.plan.inventory[parameter].num_elements());
-  }
-  return all;
-}
-
 // Lists what a rank issues.
 class Writer {
  public:
@@ -102,6 +91,16 @@ class Writer {
 };
 
 }  // namespace
+
+core::Vector<UnitIndex, double> elements_of(const Setting& setting) {
+  core::Vector<UnitIndex, double> all{static_cast<double>(setting.training.outside_elements)};
+  for (const auto& parameters : plan::group_by_unit(setting.plan.inventory)) {
+    double& elements = all.emplace_back(0.0);
+    for (const core::ParameterIndex parameter : parameters)
+      elements += static_cast<double>(setting.plan.inventory[parameter].num_elements());
+  }
+  return all;
+}
 
 simulate::Programs sharded_programs(const Setting& setting, Sharded optimizer, int num_steps) {
   const auto layout = std::make_shared<schedule::Layout>();

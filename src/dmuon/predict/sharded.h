@@ -20,6 +20,9 @@ enum class Sharded {
 /// reduced and scattered inside the node after its backward, then summed between nodes.
 simulate::Programs sharded_programs(const Setting& setting, Sharded optimizer, int num_steps);
 
+/// The elements of each unit of these programs. The first unit has what Muon does not take.
+core::Vector<core::UnitIndex, double> elements_of(const Setting& setting);
+
 class ShardedDurations : public simulate::Durations {
  public:
   explicit ShardedDurations(const Setting& setting);
