@@ -17,8 +17,20 @@ constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
 // A device with one finite rate shows one term of the model at a time. Rates are of 10^12 and 10^9
 // a second, so that one FLOP, or byte, at a rate of 10^-3, or 1, takes a nanosecond.
+Device with_rates(double product_tflops, double symmetric_tflops, double elementwise_gb_per_s,
+                  double launch_us, int tiles, double link_gb_per_s) {
+  Device device = oracle::a800();
+  device.product_tflops = product_tflops;
+  device.symmetric_tflops = symmetric_tflops;
+  device.elementwise_gb_per_s = elementwise_gb_per_s;
+  device.launch_us = launch_us;
+  device.tiles = tiles;
+  device.link_gb_per_s = link_gb_per_s;
+  return device;
+}
+
 Device products(double tflops, double symmetric_tflops, int tiles) {
-  return {"test", "", "", tflops, symmetric_tflops, kInfinite, 0, tiles, kInfinite};
+  return with_rates(tflops, symmetric_tflops, kInfinite, 0, tiles, kInfinite);
 }
 
 TEST(ModelledNs, CountTheFlopsOfTheCheaperNewtonSchulzForm) {
@@ -55,22 +67,22 @@ TEST(ModelledNs, OfProductsDoNotGrowWithABatchUntilTheDeviceIsFull) {
 }
 
 TEST(ModelledNs, ChargePassesByTheElementAndLaunchesByTheBatch) {
-  const Device memory = {"test", "", "", kInfinite, 0, 1.0, 0, 1, kInfinite};
+  const Device memory = with_rates(kInfinite, 0, 1.0, 0, 1, kInfinite);
   EXPECT_EQ(modelled_ns(memory, {3, 5}, 4), 60 * 60);
-  const Device launches = {"test", "", "", kInfinite, 0, kInfinite, 1.0, 1, kInfinite};
+  const Device launches = with_rates(kInfinite, 0, kInfinite, 1.0, 1, kInfinite);
   EXPECT_EQ(modelled_ns(launches, {3, 3}, 4), (15 + 8) * 1'000);
   EXPECT_EQ(modelled_ns(launches, {3, 3}, 1), (15 + 8) * 1'000);
 }
 
 TEST(ModelledNs, ChargeTheGatherAndScatterOfWhatIsOverTensorParallelRanks) {
-  const Device link = {"test", "", "", kInfinite, 0, kInfinite, 0, 1, 1.0};
+  const Device link = with_rates(kInfinite, 0, kInfinite, 0, 1, 1.0);
   const Shape over{3, 5, true};
   // fp32, there and back, from the other 3 of 4 ranks.
   EXPECT_EQ(modelled_ns(link, over, 4, 4), 2 * 4 * 4 * 15 * 3 / 4);
   EXPECT_EQ(modelled_ns(link, over, 1, 2), 2 * 4 * 15 / 2);
   EXPECT_EQ(modelled_ns(link, over, 4, 1), 0);
   EXPECT_EQ(modelled_ns(link, {3, 5, false}, 4, 4), 0);
-  const Device launches = {"test", "", "", kInfinite, 0, kInfinite, 1.0, 1, kInfinite};
+  const Device launches = with_rates(kInfinite, 0, kInfinite, 1.0, 1, kInfinite);
   EXPECT_EQ(modelled_ns(launches, over, 1, 2), (15 + 8 + 2) * 1'000);
 }
 
@@ -161,6 +173,8 @@ TEST(Device, WithAConstantThatIsNoRateIsRejectedByName) {
       {"launch_us", [](Device& d) { d.launch_us = std::numeric_limits<double>::quiet_NaN(); }},
       {"tiles", [](Device& d) { d.tiles = 0; }},
       {"link_gb_per_s", [](Device& d) { d.link_gb_per_s = -2; }},
+      {"training_tflops", [](Device& d) { d.training_tflops = 0; }},
+      {"memory_gb", [](Device& d) { d.memory_gb = kInfinite; }},
   };
   for (const auto& [name, spoil] : bad) {
     Device device = oracle::a800();
@@ -169,6 +183,19 @@ TEST(Device, WithAConstantThatIsNoRateIsRejectedByName) {
     EXPECT_NE(message.find(name), std::string::npos) << name << ": " << message;
     EXPECT_NE(message.find("a800"), std::string::npos) << message;
   }
+}
+
+TEST(Network, WithAConstantThatIsNoRateIsRejectedByName) {
+  const Network good = {"n", "", "", 22, 0, true};
+  EXPECT_NO_THROW(validate(good));
+  Network network = good;
+  network.gb_per_s = kInfinite;
+  EXPECT_EQ(message_of([&] { validate(network); }),
+            "Network 'n': gb_per_s must be finite and > 0; got inf");
+  network = good;
+  network.latency_us = -1;
+  EXPECT_EQ(message_of([&] { validate(network); }),
+            "Network 'n': latency_us must be finite and >= 0; got -1");
 }
 
 TEST(InstanceOf, TakesEveryShapeFromTheTableInWhicheverOrderItIsThere) {
@@ -208,7 +235,7 @@ TEST(CostsFromJson, ReadBackWhatToJsonWrote) {
 }
 
 TEST(ModelledNs, OfAStackAreThoseOfABatchOfItsMatrices) {
-  const Device device = {"test", "", "", 1e-3, 0, 1.0, 1.0, 4, kInfinite};
+  const Device device = with_rates(1e-3, 0, 1.0, 1.0, 4, kInfinite);
   EXPECT_EQ(modelled_ns(device, {10, 20, false, 6}, 2), modelled_ns(device, {10, 20}, 12));
   EXPECT_GT(modelled_ns(device, {10, 20, false, 6}, 2), modelled_ns(device, {10, 20}, 2));
 }

@@ -43,6 +43,12 @@ TEST(JsonReader, TakesEachTypeForItselfOnly) {
   EXPECT_EQ(refused("1.5", number), "");
   EXPECT_EQ(refused("1", number), "");
   EXPECT_EQ(refused("true", number), "it: expected a finite number; got true");
+  const auto bounded = [](const JsonReader& reader) { reader.number(0.5, 2); };
+  EXPECT_EQ(refused("0.5", bounded), "");
+  EXPECT_EQ(refused("2", bounded), "");
+  EXPECT_EQ(refused("2.5", bounded), "it: expected a number in [0.5, 2]; got 2.5");
+  EXPECT_EQ(refused("0", bounded), "it: expected a number in [0.5, 2]; got 0");
+  EXPECT_EQ(refused("true", bounded), "it: expected a number in [0.5, 2]; got true");
   EXPECT_EQ(refused("\"a\"", string), "");
   EXPECT_EQ(refused("null", string), "it: expected a string; got null");
   EXPECT_EQ(refused("false", boolean), "");

@@ -96,7 +96,7 @@ Inventory qwen_7b(int num_layers) {
   return matrices;
 }
 
-Device a800() { return {"a800", "", "", 195, 217, 1600, 5, 108, 150}; }
+Device a800() { return {"a800", "", "", 195, 217, 1600, 5, 108, 150, 156, 85.9, ""}; }
 
 CostTable modelled(const Inventory& inventory, int tensor_parallel) {
   return modelled_costs(group_by_shape(inventory), a800(), tensor_parallel);

@@ -17,8 +17,6 @@ constexpr double kBytesPerElement = 60;
 constexpr double kElementwiseLaunches = 8;
 constexpr double kTile = 128;
 
-constexpr double kPositive = 1e-9;
-
 // Bounds the working memory of a batch: 64 MiB of fp32 input.
 constexpr std::int64_t kMaxBatchElements = std::int64_t{16} << 20;
 // Limits the sizes to measure; beyond 64, sharing launches gains nothing more.
@@ -78,19 +76,6 @@ double link_seconds(const Device& device, const Shape& shape, int num_batch, int
 }
 
 }  // namespace
-
-void validate(const Device& device) {
-  const auto check = [&](double value, double least, const char* name) {
-    core::require(std::isfinite(value) && value >= least, "Device '", device.name, "': ", name,
-                  " must be finite and ", least > 0 ? "> 0" : ">= 0", "; got ", value);
-  };
-  check(device.product_tflops, kPositive, "product_tflops");
-  check(device.symmetric_tflops, 0, "symmetric_tflops");
-  check(device.elementwise_gb_per_s, kPositive, "elementwise_gb_per_s");
-  check(device.launch_us, 0, "launch_us");
-  check(device.tiles, 1, "tiles");
-  check(device.link_gb_per_s, kPositive, "link_gb_per_s");
-}
 
 std::vector<int> candidate_batches(const Shape& shape, int num_matrices) {
   std::vector<int> sizes;

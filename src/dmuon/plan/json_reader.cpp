@@ -81,6 +81,14 @@ double JsonReader::number() const {
   return value_->get<double>();
 }
 
+double JsonReader::number(double least, double most) const {
+  const double found = value_->is_number() ? value_->get<double>() : std::nan("");
+  if (!(found >= least && found <= most)) {
+    fail(core::message("a number in [", least, ", ", most, "]"));
+  }
+  return found;
+}
+
 std::string JsonReader::string() const {
   if (!value_->is_string()) fail("a string");
   return value_->get<std::string>();

@@ -26,7 +26,8 @@ class JsonReader {
   std::vector<JsonReader> items() const;  ///< of an array
   std::int64_t integer(std::int64_t least, std::int64_t most) const;
   int small(int least, int most) const { return static_cast<int>(integer(least, most)); }
-  double number() const;  ///< finite
+  double number() const;                           ///< finite
+  double number(double least, double most) const;  ///< in [least, most]
   std::string string() const;
   bool boolean() const;
 
