@@ -301,16 +301,18 @@ def test_models_are_listed(succeeds):
     text = succeeds("models")
     table = Path(__file__).parents[2].joinpath("models", "README.md").read_text().splitlines()
     rows = [[cell.strip() for cell in line.split("|")] for line in table if line.startswith("| `")]
-    listed = {line.split()[0]: line for line in text.splitlines()[1:-1]}
+    listed = {line.split()[0]: line for line in text.splitlines()[1:-2]}
     assert listed.keys() == {row[1].strip("`") for row in rows}
     for row in rows:
         assert listed[row[1].strip("`")].split()[1] == row[2].replace(",", "")
-    assert {"a100-sxm4-80gb", "h200-sxm5-141gb", "cpu"} <= set(text.splitlines()[-1].split())
+    assert {"devices:", "a100-sxm4-80gb", "h200-sxm5-141gb", "cpu"} <= set(text.splitlines()[-2].split())
+    assert {"networks:", "infiniband-200g", "ethernet-1g"} <= set(text.splitlines()[-1].split())
     found = json.loads(succeeds("models", "--json"))
     assert [model["name"] for model in found["models"]] == list(listed)
     assert [model["name"] for model in found["models"] if model["stand_in"]] == ["wall-wm"]
     assert found["models"][4]["elements"] == 6_525_288_448  # qwen2.5-7b, as tests/catalog has it
     assert "h200-sxm5-141gb" in found["devices"]
+    assert "infiniband-400g" in found["networks"]
 
 
 def test_compare_shows_all_strategies_but_the_slow_one(succeeds, small, monkeypatch):

@@ -128,17 +128,19 @@ def compare_plans(files: Sequence[str]) -> str:
 
 
 def models(as_json: bool) -> str:
-    """Returns the models and devices of the catalog."""
+    """Returns the models, devices and networks of the catalog."""
     rows = [_described(_plan.model(name)) for name in _plan.model_names()]
     if as_json:
-        return json.dumps({"models": rows, "devices": _plan.device_names()}) + "\n"
+        found = {"models": rows, "devices": _plan.device_names(), "networks": _plan.network_names()}
+        return json.dumps(found) + "\n"
     lines = ["name             matrices  10^9 elements  shapes  description"]
     for row in rows:
         lines.append(
             f"{row['name']:<15}{row['matrices']:10d}{row['elements'] / 1e9:15.3f}{row['shapes']:8d}  "
             f"{'[stand-in] ' if row['stand_in'] else ''}{row['description']}"
         )
-    return "\n".join([*lines, f"devices: {' '.join(_plan.device_names())}\n"])
+    lines.append(f"devices: {' '.join(_plan.device_names())}")
+    return "\n".join([*lines, f"networks: {' '.join(_plan.network_names())}\n"])
 
 
 def _described(model: _plan.Model) -> dict[str, Any]:

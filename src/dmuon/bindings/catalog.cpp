@@ -21,6 +21,7 @@ void init_catalog(py::module_& module) {
   module.def("model_from_json", &catalog::model_from_json, py::arg("text"),
              py::arg("tensor_parallel") = false, no_gil);
   module.def("device_names", &catalog::device_names);
+  module.def("network_names", &catalog::network_names);
 }
 
 }  // namespace dmuon::bindings

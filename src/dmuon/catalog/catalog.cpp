@@ -1,5 +1,6 @@
 #include "dmuon/catalog/catalog.h"
 
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "dmuon/catalog/embedded.h"
@@ -13,9 +14,73 @@ namespace {
 
 using plan::JsonReader;
 
-constexpr int kVersion = 1;
 constexpr int kMaxMatrices = 1 << 22;
-constexpr std::string_view kDevices = "devices";
+constexpr std::int64_t kMaxElements = std::int64_t{1} << 56;  // as plan::validate has it
+constexpr double kMaxFlops = 1e18;
+constexpr double kMaxTokens = 1e6;
+
+std::string with_index(const std::string& name, std::int64_t index) {
+  const std::size_t place = name.find("{}");
+  if (place == std::string::npos) return name;
+  return name.substr(0, place) + std::to_string(index) + name.substr(place + 2);
+}
+
+// What an entry of a file says of each unit that it makes.
+struct Entry {
+  std::vector<plan::Parameter> matrices;  ///< without their unit
+  double flops = 0;                       ///< as Training::unit_flops
+  double attention_flops = 0;             ///< likewise
+};
+
+Entry read_entry(const JsonReader& reader, bool tensor_parallel) {
+  Entry entry;
+  for (const JsonReader& listed : reader.at("matrices").items()) {
+    plan::Parameter matrix = plan::read_matrices(listed);
+    matrix.tensor_parallel = !listed.flag("whole") && tensor_parallel;
+    plan::View& view = matrix.view;
+    view.num_matrices *= listed.count("stack", 1, kMaxMatrices);  // in older files
+    const auto active = listed.find("active");
+    const std::int64_t used = active ? active->integer(0, view.num_matrices) : view.num_matrices;
+    entry.flops += 2. * static_cast<double>(view.rows) * static_cast<double>(view.cols) *
+                   static_cast<double>(used);
+    entry.matrices.push_back(std::move(matrix));
+  }
+  const auto tokens = reader.find("tokens");
+  const double share = tokens ? tokens->number(1 / kMaxTokens, kMaxTokens) : 1;
+  entry.flops *= share;
+  const auto width = reader.find("attention_width");
+  const auto causal = reader.find("causal");
+  // Two products, queries by keys and weights by values, of 2 FLOPs an element. A causal mask
+  // leaves half of each.
+  const double flops = causal && !causal->boolean() ? 4 : 2;
+  entry.attention_flops = share * flops * (width ? width->number(0, plan::kMaxSide) : 0);
+  return entry;
+}
+
+// Adds an entry to one unit of the model.
+void add_unit(const Entry& entry, const std::string& name, int unit, Model& model) {
+  for (plan::Parameter matrix : entry.matrices) {
+    if (!name.empty()) matrix.name = name + "." + matrix.name;
+    matrix.unit = unit;
+    model.inventory.push_back(std::move(matrix));
+  }
+  Training& training = model.training;
+  if (unit >= training.unit_flops.size()) {
+    training.unit_flops.resize(unit + 1);
+    training.attention_flops.resize(unit + 1);
+  }
+  training.unit_flops[core::UnitIndex(unit)] += entry.flops;
+  training.attention_flops[core::UnitIndex(unit)] += entry.attention_flops;
+}
+
+void read_training(const JsonReader& reader, Training& training) {
+  training.sequence = reader.at("sequence").small(1, std::numeric_limits<int>::max());
+  training.outside_elements = reader.at("outside_elements").integer(0, kMaxElements);
+  training.outside_flops = reader.at("outside_flops").number(0, kMaxFlops);
+  (void)reader.at("source").string();  // for readers of the file
+}
+
+}  // namespace
 
 std::string_view text_of(std::string_view name) {
   for (const Embedded& file : embedded()) {
@@ -24,45 +89,10 @@ std::string_view text_of(std::string_view name) {
   core::bug("catalog has no '", name, "'");
 }
 
-std::string with_index(const std::string& name, std::int64_t index) {
-  const std::size_t place = name.find("{}");
-  if (place == std::string::npos) return name;
-  return name.substr(0, place) + std::to_string(index) + name.substr(place + 2);
-}
-
-// Reads matrices without their unit.
-std::vector<plan::Parameter> listed_in(const JsonReader& unit, bool tensor_parallel) {
-  std::vector<plan::Parameter> all;
-  for (const JsonReader& entry : unit.at("matrices").items()) {
-    all.push_back(plan::read_matrices(entry));
-    all.back().tensor_parallel = !entry.flag("whole") && tensor_parallel;
-    all.back().view.num_matrices *= entry.count("stack", 1, kMaxMatrices);  // in older files
-  }
-  return all;
-}
-
-// Reads one unit of the model.
-void add_unit(const std::vector<plan::Parameter>& matrices, const std::string& name, int unit,
-              plan::Inventory& inventory) {
-  for (plan::Parameter matrix : matrices) {
-    if (!name.empty()) matrix.name = name + "." + matrix.name;
-    matrix.unit = unit;
-    inventory.push_back(std::move(matrix));
-  }
-}
-
-// Reads the devices once: the cost model asks for every batch.
-const std::vector<plan::Device>& known_devices() {
-  static const std::vector<plan::Device> kParsed = devices_from_json(text_of(kDevices));
-  return kParsed;
-}
-
-}  // namespace
-
 Model model_from_json(std::string_view text, bool tensor_parallel) {
   const nlohmann::json value = plan::parse_json(text, "model");
   const JsonReader reader(value, "model");
-  reader.require_version(kVersion);
+  reader.require_version(kSchemaVersion);
   Model model;
   model.name = reader.at("name").string();
   model.description = reader.at("description").string();
@@ -73,24 +103,25 @@ Model model_from_json(std::string_view text, bool tensor_parallel) {
     const std::string name = entry.at("name").string();
     const std::int64_t first = entry.count("first", 0, kMaxMatrices);
     const std::int64_t repeat = entry.count("repeat", 1, kMaxMatrices);
-    const std::vector<plan::Parameter> matrices = listed_in(entry, tensor_parallel);
+    const Entry read = read_entry(entry, tensor_parallel);
+    const std::int64_t matrices = std::ssize(read.matrices);
     // Checks before it allocates: a short text may ask for any number.
     const int left = kMaxMatrices - model.inventory.size();
-    core::require(std::ssize(matrices) <= left / repeat, "model.units: expected at most ",
-                  kMaxMatrices, " matrices; got ",
-                  model.inventory.size() + repeat * std::ssize(matrices));
+    core::require(matrices <= left / repeat, "model.units: expected at most ", kMaxMatrices,
+                  " matrices; got ", model.inventory.size() + repeat * matrices);
     core::require(repeat <= kMaxMatrices - unit, "model.units: expected at most ", kMaxMatrices,
                   " units; got ", repeat + unit);
     if (const auto number = entry.find("unit")) {
       core::require(repeat == 1, "model.units: expected no repeat where unit is given; got ",
                     repeat);
-      add_unit(matrices, name, number->small(0, kMaxMatrices), model.inventory);
+      add_unit(read, name, number->small(0, kMaxMatrices), model);
       continue;
     }
     for (int i = 0; i < repeat; ++i, ++unit) {
-      add_unit(matrices, with_index(name, first + i), unit, model.inventory);
+      add_unit(read, with_index(name, first + i), unit, model);
     }
   }
+  if (const auto training = reader.find("training")) read_training(*training, model.training);
   plan::validate(model.inventory);
   return model;
 }
@@ -106,39 +137,6 @@ std::vector<std::string> model_names() {
 Model model(std::string_view name, bool tensor_parallel) {
   core::named(model_names(), name, "model: expected");
   return model_from_json(text_of(name), tensor_parallel);
-}
-
-std::vector<plan::Device> devices_from_json(std::string_view text) {
-  const nlohmann::json value = plan::parse_json(text, "devices");
-  const JsonReader reader(value, "devices");
-  reader.require_version(kVersion);
-  std::vector<plan::Device> devices;
-  for (const JsonReader& entry : reader.at("devices").items()) {
-    plan::Device device;
-    device.name = entry.at("name").string();
-    device.description = entry.at("description").string();
-    device.source = entry.at("source").string();
-    device.product_tflops = entry.at("product_tflops").number();
-    const auto symmetric = entry.find("symmetric_tflops");
-    device.symmetric_tflops = symmetric ? symmetric->number() : 0;
-    device.elementwise_gb_per_s = entry.at("elementwise_gb_per_s").number();
-    device.launch_us = entry.at("launch_us").number();
-    device.tiles = entry.at("tiles").small(1, 1 << 20);
-    device.link_gb_per_s = entry.at("link_gb_per_s").number();
-    plan::validate(device);
-    devices.push_back(std::move(device));
-  }
-  return devices;
-}
-
-std::vector<std::string> device_names() {
-  std::vector<std::string> names;
-  for (const plan::Device& device : known_devices()) names.push_back(device.name);
-  return names;
-}
-
-plan::Device device(std::string_view name) {
-  return core::named(known_devices(), name, "device: expected", &plan::Device::name);
 }
 
 }  // namespace dmuon::catalog

@@ -11,14 +11,16 @@
 
 namespace dmuon::catalog {
 
-/// What a training step of a model computes beside its optimizer.
+/// What a training step of a model computes beside its optimizer. Units are numbered as
+/// Parameter::unit; those without matrices have 0.
 struct Training {
   int sequence = 0;                   ///< tokens of a sequence; 0: the file does not say
-  std::int64_t outside_elements = 0;  ///< of parameters that Muon does not take
+  std::int64_t outside_elements = 0;  ///< parameters that Muon does not take
   double outside_flops = 0;           ///< of a token's forward outside of all units
-  /// [units] FLOPs of a token's forward in the unit's matrices: 2 an element that it uses.
+  /// [units] FLOPs of a token's forward in the unit's matrices: 2 an element that it uses. Counts
+  /// the tokens that pass through the unit for each token of the sequence.
   core::Vector<core::UnitIndex, double> unit_flops;
-  /// [units] FLOPs of a token's forward in attention for each token of the sequence.
+  /// [units] FLOPs of a token's forward in attention for each token of the sequence; likewise.
   core::Vector<core::UnitIndex, double> attention_flops;
 };
 
@@ -38,15 +40,6 @@ std::vector<std::string> model_names();
 /// @throws InvalidArgument for an unknown name, with the known ones.
 Model model(std::string_view name, bool tensor_parallel = false);
 
-/// Returns the names of networks in models/devices.json.
-std::vector<std::string> network_names();
-
-/// @throws InvalidArgument for an unknown name, with the known ones.
-plan::Network network(std::string_view name);
-
-/// @throws InvalidArgument, naming the place in the text.
-std::vector<plan::Network> networks_from_json(std::string_view text);
-
 /// Reads a model file, whose format models/README.md describes.
 /// @param tensor_parallel cuts every matrix, except those that the file calls whole.
 /// @throws InvalidArgument, naming the place in the text; for more than 2^22 matrices.
@@ -60,5 +53,14 @@ plan::Device device(std::string_view name);
 
 /// @throws InvalidArgument, naming the place in the text.
 std::vector<plan::Device> devices_from_json(std::string_view text);
+
+/// Returns the names of networks in models/devices.json.
+std::vector<std::string> network_names();
+
+/// @throws InvalidArgument for an unknown name, with the known ones.
+plan::Network network(std::string_view name);
+
+/// @throws InvalidArgument, naming the place in the text.
+std::vector<plan::Network> networks_from_json(std::string_view text);
 
 }  // namespace dmuon::catalog

@@ -13,4 +13,10 @@ struct Embedded {
 
 const std::vector<Embedded>& embedded();
 
+/// Returns the text of the file, which must exist.
+std::string_view text_of(std::string_view name);
+
+inline constexpr int kSchemaVersion = 1;                 ///< of all files
+inline constexpr std::string_view kDevices = "devices";  ///< the file that is not a model
+
 }  // namespace dmuon::catalog
