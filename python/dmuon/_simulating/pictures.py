@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from dmuon._planning.pictures import new_figure
-from dmuon._simulating.simulation import CONTENDERS, Simulation, optimizer_ms
+from dmuon._simulating.simulation import CONTENDERS, Simulation
 
 _COLORS = {"AdamW": "#7f7f7f", "dmuon": "#1f77b4", "Muon-AG": "#d62728"}
 
@@ -25,7 +25,7 @@ def draw_sweep(path: str | os.PathLike[str], simulations: Sequence[Simulation]) 
         predictions = [simulation.steps[contender] for simulation in simulations]
         style = {"marker": "o", "color": _COLORS[contender], "label": contender}
         steps.plot(places, [prediction.step_ms for prediction in predictions], **style)
-        optimizers.plot(places, [optimizer_ms(prediction) for prediction in predictions], **style)
+        optimizers.plot(places, [prediction.optimizer_ms for prediction in predictions], **style)
     for axes, words in ((steps, "step, ms"), (optimizers, "for the optimizer, ms")):
         axes.set_xticks(places, names)
         axes.set_xlabel("nodes x devices a node")
@@ -33,6 +33,6 @@ def draw_sweep(path: str | os.PathLike[str], simulations: Sequence[Simulation]) 
         axes.grid(alpha=0.3)
     steps.set_ylim(bottom=0)
     optimizers.set_yscale("log")
-    steps.legend(frameon=False)
+    steps.legend(frameon=False, loc="lower right")
     figure.suptitle(f"{simulations[0].title.rpartition(' on ')[0]}, predicted", fontsize=10)
     figure.savefig(path)

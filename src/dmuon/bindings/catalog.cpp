@@ -15,7 +15,9 @@ void init_catalog(py::module_& module) {
       .def_readonly("description", &Model::description)
       .def_readonly("source", &Model::source)
       .def_readonly("stand_in", &Model::stand_in)
-      .def_readonly("inventory", &Model::inventory);
+      .def_readonly("inventory", &Model::inventory)
+      .def_property_readonly("sequence",
+                             [](const Model& model) { return model.training.sequence; });
   module.def("model_names", &catalog::model_names);
   module.def("model", &catalog::model, py::arg("name"), py::arg("tensor_parallel") = false, no_gil);
   module.def("model_from_json", &catalog::model_from_json, py::arg("text"),

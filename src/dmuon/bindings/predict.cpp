@@ -54,6 +54,7 @@ void init_predict(py::module_& module) {
       .def_property_readonly("phases_ms", [](const Prediction& p) { return by_name(p.phases_ms); })
       .def_readonly("adamw_ms", &Prediction::adamw_ms)
       .def_readonly("update_beside_ms", &Prediction::update_beside_ms)
+      .def_readonly("optimizer_ms", &Prediction::optimizer_ms)
       .def_readonly("update_ms", &Prediction::update_ms)
       .def_property_readonly("waits_ms", &waits_of)
       .def_property_readonly("busy_ms", [](const Prediction& p) { return by_name(p.busy_ms); })

@@ -65,6 +65,7 @@ Prediction sum_up(const simulate::Programs& programs, const simulate::Execution&
     double beside_us = 0;
     double update_us = 0;
     double idle_us = 0;  // while messages travel
+    result.optimizer_ms -= share * step.routes_in_step_us;
     for (const Phase phase : kPhases) {
       result.phases_ms[phase] += share * step.elapsed_us[phase];
       beside_us += step.update_beside_us[phase];
@@ -198,6 +199,9 @@ Prediction predict(const Setting& setting, Contender contender) {
                       : contender == Contender::kMuonAg ? predict_sharded(setting, Sharded::kMuonAg)
                                                         : predict_sharded(setting, Sharded::kAdamW);
   for (const Phase phase : kPhases) result.step_ms += result.phases_ms[phase];
+  result.optimizer_ms += result.phases_ms[Phase::kStep] + result.adamw_ms + result.update_beside_ms;
+  for (const Phase phase : {Phase::kForward, Phase::kBackward})
+    result.optimizer_ms += result.waits_ms[phase][Cause::kUpdate];
   result.step_ms =
       std::max(result.step_ms + result.adamw_ms + result.update_beside_ms, result.host_ms);
   return result;

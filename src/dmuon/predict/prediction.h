@@ -39,6 +39,9 @@ struct Prediction {
   double adamw_ms = 0;           ///< AdamW of all, or of what Muon does not take
   /// The update shares the device with modules that compute at that time: their slowest rank's.
   double update_beside_ms = 0;
+  /// What the step takes longer for its optimizer: in the third phase, without waits for gradients;
+  /// for AdamW; and where updates hold up later work.
+  double optimizer_ms = 0;
   double update_ms = 0;  ///< Newton-Schulz and what is around it, of the slowest rank
   PerPhase<PerCause<double>> waits_ms{};
   schedule::PerLane<double> busy_ms{};

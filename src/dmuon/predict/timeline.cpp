@@ -121,6 +121,13 @@ RankStep measure(const simulate::Program& program, const std::vector<SimulatedSp
     }
     result.waits_us[phase][Cause::kPeers] = length(left);
   }
+  for (const SimulatedSpan& span : timeline) {
+    const simulate::Issue& issue = program.issue(span.issue);
+    if (issue.event == step * kNumPhases + static_cast<int>(Phase::kStep) &&
+        (issue.is(schedule::Kind::kFinishRouteIntra) ||
+         issue.is(schedule::Kind::kFinishRouteInter)))
+      result.routes_in_step_us += span.start_us - span.issued_us;
+  }
   return result;
 }
 

@@ -30,6 +30,7 @@ const char* name_of(Cause cause);
 struct RankStep {
   PerPhase<double> elapsed_us{};
   PerPhase<PerCause<double>> waits_us{};
+  double routes_in_step_us = 0;  ///< waits of the step for gradients of its backward
   PerPhase<schedule::PerLane<double>> busy_us{};  ///< compute: of modules
   PerPhase<double> update_beside_us{};  ///< of the update, while modules compute on the same device
 };
