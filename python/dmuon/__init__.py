@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from dmuon._setup.dedication import dedicate_params as dedicate_params
     from dmuon._setup.routing_table import Route as Route
     from dmuon._setup.routing_table import RoutingTable as RoutingTable
+    from dmuon._simulating.simulate import simulate as simulate
+    from dmuon._simulating.simulation import Simulation as Simulation
     from dmuon.views import View as View
 
 # The module that holds each name, imported at its first use. So the command needs no torch, which imports in seconds.
@@ -61,6 +63,8 @@ _HOMES = {
     "_saving.whole_states": ("whole_states",),
     "_setup.dedication": ("dedicate_params",),
     "_setup.routing_table": ("Route", "RoutingTable"),
+    "_simulating.simulate": ("simulate",),
+    "_simulating.simulation": ("Simulation",),
     "views": ("View",),
 }
 __all__ = ["views", *(name for names in _HOMES.values() for name in names)]

@@ -18,10 +18,9 @@ from dmuon._command.task import Task, read_model, read_task
 from dmuon._planning import pictures
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
 from dmuon._simulating.pictures import draw_sweep
-from dmuon._simulating.simulation import Cluster, Simulation, sweep_table
+from dmuon._simulating.simulation import DEFAULT_TOKENS, Cluster, Simulation, sweep_table
 
 _PATIENCE_S = 2.0  # of somebody who sees nothing
-_DEFAULT_TOKENS = 4096
 
 
 def simulate(arguments: argparse.Namespace) -> str:
@@ -89,7 +88,7 @@ def _cluster(arguments: argparse.Namespace, model: _plan.Model, task: Task) -> C
     if arguments.inter_bandwidth is not None:
         adapters = arguments.mesh[1] if network.per_device else 1
         network.gb_per_s = arguments.inter_bandwidth / 1e9 / adapters
-    return Cluster(device, network, arguments.tokens or model.sequence or _DEFAULT_TOKENS)
+    return Cluster(device, network, arguments.tokens or model.sequence or DEFAULT_TOKENS)
 
 
 class Note:

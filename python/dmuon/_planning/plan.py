@@ -117,11 +117,23 @@ def inventory(model: nn.Module, select: Select | None = None) -> dict[str, Any]:
         "description": f"The matrices that dmuon takes of a {name}.",
         "source": "dmuon.inventory",
         "stand_in": False,
+        "training": _outside_of(model, leaves),
         # In module order: a unit whose leaves lie between others' has several entries.
         "units": [
             _entry(units[unit].name, unit, list(run), is_parallel)
             for unit, run in groupby(items, key=lambda item: item.unit)
         ],
+    }
+
+
+def _outside_of(model: nn.Module, leaves: list[Leaf]) -> dict[str, int]:
+    """Returns what predictions of a step need about parameters that Muon does not take."""
+    taken = {id(leaf.parameter) for leaf in leaves}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in taken]
+    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    return {
+        "outside_elements": sum(parameter.numel() for parameter in others),
+        "outside_flops": sum(2 * parameter.numel() for parameter in others if id(parameter) in linear),
     }
 
 

@@ -13,6 +13,7 @@ from dmuon import _plan
 from dmuon._planning.table import mesh_text
 from dmuon._planning.timeline import LANES, Bar, Panel, draw
 
+DEFAULT_TOKENS = 4096
 CONTENDERS = ("AdamW", "dmuon", "Muon-AG")
 _CAUSES = {"intra": "messages inside the node", "inter": "messages between nodes", "update": "updates", "peers": "peers"}
 _GB = 1e9

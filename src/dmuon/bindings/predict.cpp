@@ -2,9 +2,11 @@
 
 #include <map>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "dmuon/bindings/topics.h"
-#include "dmuon/core/named.h"
+#include "dmuon/predict/owned.h"
 #include "dmuon/predict/prediction.h"
 
 namespace dmuon::bindings {
@@ -87,6 +89,22 @@ void init_predict(py::module_& module) {
       },
       py::arg("plan"), py::arg("model"), py::arg("device"), py::arg("network"), py::arg("tokens"),
       py::arg("contender"), no_gil);
+  module.def(
+      "issued",
+      [](const plan::Plan& plan, const catalog::Model& model, int rank) {
+        const predict::Setting setting{plan, model.training, {}, {}, 1};
+        std::vector<std::tuple<std::string, std::string, std::string, int>> issued;
+        for (const simulate::Issue& issue : predict::owned_step(setting, core::Owner(rank))) {
+          if (issue.compute) continue;
+          const bool on_batch = issue.is_on_batch();
+          issued.emplace_back(
+              schedule::name_of(issue.lane()), schedule::name_of(issue.operation.kind),
+              on_batch ? "batch" : "unit",
+              on_batch ? issue.operation.batch().value() : issue.operation.unit().value());
+        }
+        return issued;
+      },
+      py::arg("plan"), py::arg("model"), py::arg("rank"), no_gil);
 }
 
 }  // namespace dmuon::bindings

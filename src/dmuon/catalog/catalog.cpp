@@ -74,10 +74,10 @@ void add_unit(const Entry& entry, const std::string& name, int unit, Model& mode
 }
 
 void read_training(const JsonReader& reader, Training& training) {
-  training.sequence = reader.at("sequence").small(1, std::numeric_limits<int>::max());
+  if (const auto sequence = reader.find("sequence"))
+    training.sequence = sequence->small(1, std::numeric_limits<int>::max());
   training.outside_elements = reader.at("outside_elements").integer(0, kMaxElements);
   training.outside_flops = reader.at("outside_flops").number(0, kMaxFlops);
-  (void)reader.at("source").string();  // for readers of the file
 }
 
 }  // namespace

@@ -22,8 +22,9 @@ core::PerOwner<std::vector<const plan::Batch*>> batches_by_owner(const plan::Pla
   return all;
 }
 
-// The i-th batches of a slot's owners are one. The last batch is that of kOutside.
-core::Vector<Slot, schedule::Batches> batches_by_slot(const plan::Plan& plan) {
+// The i-th batches of a slot's owners are one. The last batch is that of kOutside, if it has any.
+core::Vector<Slot, schedule::Batches> batches_by_slot(const Setting& setting) {
+  const plan::Plan& plan = setting.plan;
   const core::Vector<core::ParameterIndex, UnitIndex> units = plan::units_of(plan.inventory);
   core::Vector<Slot, std::vector<std::vector<UnitIndex>>> all(plan.mesh.num_slots());
   const auto by_owner = batches_by_owner(plan);
@@ -37,7 +38,7 @@ core::Vector<Slot, schedule::Batches> batches_by_slot(const plan::Plan& plan) {
   }
   core::Vector<Slot, schedule::Batches> batches;
   for (auto& slot : all) {
-    slot.push_back({kOutside});
+    if (setting.training.outside_elements > 0) slot.push_back({kOutside});
     batches.push_back(schedule::Batches(std::move(slot)));
   }
   return batches;
@@ -64,7 +65,7 @@ simulate::Job owned_job(const Setting& setting, int num_steps) {
                     .forward = {},
                     .backward = {},
                     .evaluation = {},
-                    .batches = batches_by_slot(plan),
+                    .batches = batches_by_slot(setting),
                     .events = {},
                     .skips = {}};
   for (const UnitIndex unit : job.layout.units.indices()) {
@@ -81,6 +82,16 @@ simulate::Job owned_job(const Setting& setting, int num_steps) {
       job.events.push_back({what});
   }
   return job;
+}
+
+std::vector<simulate::Issue> owned_step(const Setting& setting, Owner rank) {
+  constexpr int kSteps = 3;
+  const simulate::Programs programs = simulate::unroll(owned_job(setting, kSteps));
+  std::vector<simulate::Issue> step;
+  for (const simulate::Issue& issue : programs.at(rank).issues) {
+    if (issue.step == 1) step.push_back(issue);
+  }
+  return step;
 }
 
 OwnedDurations::OwnedDurations(const Setting& setting, const simulate::Job& job)

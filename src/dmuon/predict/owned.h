@@ -14,6 +14,9 @@ inline constexpr core::UnitIndex kOutside{0};
 /// outside of Muon kOutside is empty.
 simulate::Job owned_job(const Setting& setting, int num_steps);
 
+/// Returns what a rank issues in a step after the first, in order.
+std::vector<simulate::Issue> owned_step(const Setting& setting, core::Owner rank);
+
 /// How long these steps take, operation by operation.
 class OwnedDurations : public simulate::Durations {
  public:

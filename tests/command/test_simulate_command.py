@@ -1,0 +1,132 @@
+"""`dmuon simulate`, by what it prints and writes, and by its errors."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from dmuon._command.main import main
+
+TASK = ("simulate", "--model", "qwen2.5-7b", "--device", "a800-sxm4-80gb")
+
+
+@pytest.fixture
+def run(capsys):
+    def run(*arguments):
+        status = main([*TASK, *(str(argument) for argument in arguments)])
+        printed = capsys.readouterr()
+        assert status == 0, printed.err
+        return printed.out
+
+    return run
+
+
+@pytest.fixture
+def complaint(capsys):
+    def complain(*arguments):
+        assert main([str(argument) for argument in arguments]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == "" and printed.err.count("\n") == 1
+        return printed.err
+
+    return complain
+
+
+def figures(run, *arguments):
+    return json.loads(run("--json", *arguments))
+
+
+def test_a_step_is_shown_for_each_contender_with_its_waits(run):
+    text = run("--mesh", "4x8", "--tokens", "8192")
+    assert "qwen2.5-7b on 4x8, 8192 tokens" in text and "infiniband-200g" in text
+    for contender in ("AdamW", "dmuon", "Muon-AG"):
+        assert f"\n{contender} waits, ms: " in text
+    assert "of 85.9 GB" in text
+
+
+def test_json_has_what_the_table_has(run):
+    found = figures(run, "--mesh", "4x8")
+    adamw, dmuon = found["steps"]["AdamW"], found["steps"]["dmuon"]
+    assert dmuon["over_adamw"] == dmuon["step_ms"] / adamw["step_ms"]
+    assert f"{dmuon['step_ms']:10.1f}" in run("--mesh", "4x8")
+    # Phases, AdamW of what Muon does not take, and the update beside modules are all of a step.
+    parts = [*dmuon["phases_ms"].values(), dmuon["adamw_ms"], dmuon["update_beside_ms"]]
+    assert dmuon["step_ms"] == pytest.approx(sum(parts))
+    assert dmuon["update_ms"] * 8 < found["steps"]["Muon-AG"]["update_ms"]
+
+
+@pytest.mark.parametrize(
+    ("slower", "faster"),
+    [
+        (("--inter-bandwidth", "100Gbit"), ("--inter-bandwidth", "200Gbit")),
+        (("--lookahead", "0"), ()),
+        (("--in-step",), ()),
+        (("--network", "ethernet-100g"), ()),
+    ],
+)
+def test_predictions_move_the_right_way(run, slower, faster):
+    steps = [figures(run, "--mesh", "4x8", *options)["steps"]["dmuon"]["step_ms"] for options in (slower, faster)]
+    assert steps[0] > steps[1]
+
+
+def test_no_node_copy_sends_more_between_nodes_and_keeps_less(run):
+    kept, dropped = (figures(run, "--mesh", "4x8", *o)["steps"]["dmuon"] for o in ((), ("--no-node-copy",)))
+    assert dropped["inter_bytes"] > kept["inter_bytes"] and dropped["memory_bytes"] < kept["memory_bytes"]
+
+
+def test_meshes_are_swept_fast(run):
+    begin = time.process_time()
+    rows = figures(run, "--meshes", "1x8,2x8,4x8,8x8,16x8,32x8,64x8")
+    assert [row["mesh"] for row in rows] == ["1 x 8", "2 x 8", "4 x 8", "8 x 8", "16 x 8", "32 x 8", "64 x 8"]
+    updates = [row["steps"]["dmuon"]["update_ms"] for row in rows]
+    assert updates == sorted(updates, reverse=True)
+    assert time.process_time() - begin < 50  # ten times what it takes
+
+
+def test_a_sweep_is_a_table(run):
+    text = run("--meshes", "1x8,2x8")
+    assert "\n1 x 8 " in text and "\n2 x 8 " in text
+
+
+def test_pictures_and_traces_are_written(run, tmp_path):
+    run("--mesh", "2x8", "--plot", tmp_path / "step.svg", "--trace", tmp_path / "step.json")
+    assert (tmp_path / "step.svg").read_text().startswith("<?xml")
+    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {
+        "AdamW",
+        "dmuon",
+        "Muon-AG",
+    }
+    assert any(event["name"] == "forward model.layers.3" for event in events)
+    run("--meshes", "1x8,2x8", "--plot", tmp_path / "sweep.svg")
+    assert (tmp_path / "sweep.svg").read_text().startswith("<?xml")
+
+
+def test_tensor_parallelism_is_predicted_as_it_runs(run):
+    assert "2 x 4, tensor parallel 2" in json.dumps(figures(run, "--mesh", "2x8", "--tp", "2"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((*TASK,), "--mesh or --meshes"),
+        ((*TASK, "--mesh", "1x8", "--meshes", "1x8"), "--mesh or --meshes"),
+        ((*TASK, "--mesh", "1x8", "--tokens", "0"), "--tokens: expected a whole number from 1"),
+        ((*TASK, "--mesh", "1x8", "--network", "string"), "--network: expected one of"),
+        ((*TASK, "--meshes", "1x8,2y8"), "--meshes: expected nodes x GPUs"),
+        ((*TASK, "--mesh", "4096x4096"), "--mesh: expected at most"),
+        ((*TASK, "--meshes", "1x8,2x8", "--trace", "t.json"), "--trace: expected --mesh"),
+        ((*TASK, "--mesh", "1x8", "--plot", "a.svg", "--trace", "a.svg"), "two files"),
+        (("simulate", "--model", "qwen2.5-7b", "--mesh", "1x8", "--device", "b300"), "--device: expected one of"),
+        (("simulate", "--mesh", "1x8"), "--model or --inventory"),
+        (("simulate", "--paper", "--tokens", "1"), "--paper: expected at most --json beside it; got --tokens"),
+    ],
+)
+def test_bad_arguments_are_named(complaint, arguments, words):
+    assert words in complaint(*arguments)
+
+
+def test_the_paper_is_told_by_the_command(capsys):
+    assert main(["simulate", "--paper"]) == 0
+    assert "Qwen2.5-7B" in capsys.readouterr().out
