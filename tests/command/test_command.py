@@ -12,7 +12,7 @@ from dmuon._command.main import main
 from dmuon._doctor import examine
 from dmuon._planning import milp
 
-COMMANDS = ("plan", "compare", "models", "tune", "doctor")
+COMMANDS = ("plan", "compare", "simulate", "models", "tune", "doctor")
 INVENTORY = {
     "schema_version": 1,
     "name": "small",
@@ -445,7 +445,7 @@ def test_bad_input_is_answered_in_one_line_that_names_it(complains, small):
 
 
 def test_bad_arguments_are_answered_in_one_line(complains, small):
-    complains("plan, compare, models, tune or doctor")
+    complains("plan, compare, simulate, models, tune or doctor")
     complains("plans", "plans")
     complains("--mesh", "plan", "--model", "pi0")
     complains("--mesh", "compare", "--model", "pi0")

@@ -1,0 +1,67 @@
+"""`dmuon.simulate`, of modules and of models by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch.nn as nn
+
+import dmuon
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
+
+
+def model(width: int = 64, num_layers: int = 4) -> nn.Module:
+    return nn.ModuleDict(
+        {
+            "embed": nn.Embedding(1000, width, device="meta"),
+            "blocks": nn.ModuleList(Block(width).to("meta") for _ in range(num_layers)),
+        }
+    )
+
+
+def test_a_module_is_predicted_as_its_inventory():
+    inventory = dmuon.inventory(model())
+    assert inventory["training"] == {"outside_elements": 1000 * 64 + 4 * 2 * 64, "outside_flops": 0}
+    simulation = dmuon.simulate(model(), (2, 4), tokens=512)
+    assert "ModuleDict on 2x4, 512 tokens" in str(simulation)
+    # An element takes two FLOPs a token in a forward, and four in a backward.
+    device = simulation.cluster.device
+    compute_ms = 6 * 512 * (4 * 2 * 64 * 256) / (device.training_tflops * 1e9)
+    assert simulation.steps["dmuon"].busy_ms["compute"] == pytest.approx(compute_ms)
+
+
+def test_a_named_model_has_its_own_sequence():
+    simulation = dmuon.simulate("qwen2.5-7b", (1, 8), device="h100-sxm5-80gb")
+    assert simulation.cluster.tokens == 4096 and simulation.ratio("AdamW") == 1
+    late, in_step = (
+        dmuon.simulate("qwen2.5-7b", (2, 8), late_updates=late).steps["dmuon"].phases_ms["step"]
+        for late in (True, False)
+    )
+    assert late < in_step
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"model": "gpt-5"}, "simulate: model: expected one of"),
+        ({"model": 5}, "simulate: model: expected a module"),
+        ({"mesh": (0, 8)}, "simulate: mesh: expected"),
+        ({"mesh": (2**10, 2**10)}, "simulate: mesh: expected at most"),
+        ({"device": "b300"}, "simulate: device: expected one of"),
+        ({"network": "string"}, "simulate: network: expected one of"),
+        ({"tokens": 0}, "simulate: tokens: expected"),
+        ({"strategy": "best"}, "simulate: strategy"),
+        ({"late_updates": "early"}, "simulate: late_updates: expected"),
+        ({"model": "pi0", "select": lambda *_: True}, "simulate: select: expected none"),
+        ({"costs": "none.json"}, "simulate: costs: cannot read"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        dmuon.simulate(**({"model": model(), "mesh": (1, 4)} | arguments))
