@@ -51,7 +51,7 @@ def test_json_has_what_the_table_has(run):
     assert dmuon["over_adamw"] == dmuon["step_ms"] / adamw["step_ms"]
     assert f"{dmuon['step_ms']:10.1f}" in run("--mesh", "4x8")
     # Phases, AdamW of what Muon does not take, and the update beside modules are all of a step.
-    parts = [*dmuon["phases_ms"].values(), dmuon["adamw_ms"], dmuon["update_beside_ms"]]
+    parts = [*dmuon["phases_ms"].values(), dmuon["adamw_ms"], dmuon["beside_ms"]]
     assert dmuon["step_ms"] == pytest.approx(sum(parts))
     assert dmuon["update_ms"] * 8 < found["steps"]["Muon-AG"]["update_ms"]
 

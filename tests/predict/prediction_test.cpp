@@ -34,7 +34,7 @@ TEST(Predict, OneRankTakesTheTimeOfItsWork) {
 TEST(Predict, ALateUpdateOfOneRankTakesAsLong) {
   const Setting setting = small_setting({1, 1}, 4, late());
   const Prediction dmuon = predict(setting, Contender::kDmuon);
-  EXPECT_GT(dmuon.update_beside_ms + dmuon.waits_ms[Phase::kForward][Cause::kUpdate], 0);
+  EXPECT_GT(dmuon.beside_ms + dmuon.waits_ms[Phase::kForward][Cause::kUpdate], 0);
   EXPECT_NEAR(dmuon.step_ms, 3 * kForwardMs + plan::milliseconds(setting.plan.makespan_ns()), 1e-9);
 }
 

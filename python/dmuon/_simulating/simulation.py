@@ -101,7 +101,7 @@ class Simulation:
                     "phases_ms": step.phases_ms,
                     "optimizer_ms": step.optimizer_ms,
                     "update_ms": step.update_ms,
-                    "update_beside_ms": step.update_beside_ms,
+                    "beside_ms": step.beside_ms,
                     "adamw_ms": step.adamw_ms,
                     "waits_ms": step.waits_ms,
                     "busy_ms": step.busy_ms,
@@ -193,8 +193,8 @@ def _waits_text(name: str, step: _plan.Prediction) -> str:
         for cause, ms in causes.items()
         if ms >= 0.05
     ]
-    if step.update_beside_ms >= 0.05:
-        waits.append(f"forward {step.update_beside_ms:.1f} while updates share the device")
+    if step.beside_ms >= 0.05:
+        waits.append(f"{step.beside_ms:.1f} while others share the device")
     return f"{name} waits, ms: {', '.join(waits) or 'none'}; host {step.host_ms:.0f} ms"
 
 

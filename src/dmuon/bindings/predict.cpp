@@ -3,6 +3,7 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "dmuon/bindings/topics.h"
@@ -55,7 +56,7 @@ void init_predict(py::module_& module) {
       .def_readonly("step_ms", &Prediction::step_ms)
       .def_property_readonly("phases_ms", [](const Prediction& p) { return by_name(p.phases_ms); })
       .def_readonly("adamw_ms", &Prediction::adamw_ms)
-      .def_readonly("update_beside_ms", &Prediction::update_beside_ms)
+      .def_readonly("beside_ms", &Prediction::beside_ms)
       .def_readonly("optimizer_ms", &Prediction::optimizer_ms)
       .def_readonly("update_ms", &Prediction::update_ms)
       .def_property_readonly("waits_ms", &waits_of)
@@ -68,6 +69,10 @@ void init_predict(py::module_& module) {
       .def_readonly("spans", &Prediction::spans)
       .def_property_readonly("hidden", &Prediction::hidden);
   py::class_<plan::Network>(module, "Network", "What connects nodes.")
+      .def(py::init([](std::string name, double gb_per_s, double latency_us, bool per_device) {
+             return plan::Network{std::move(name), "", "", gb_per_s, latency_us, per_device};
+           }),
+           py::arg("name"), py::arg("gb_per_s"), py::arg("latency_us"), py::arg("per_device"))
       .def_readonly("name", &plan::Network::name)
       .def_readwrite("gb_per_s", &plan::Network::gb_per_s)
       .def_readonly("latency_us", &plan::Network::latency_us)
@@ -77,6 +82,9 @@ void init_predict(py::module_& module) {
       .def_readonly("description", &plan::Device::description)
       .def_readonly("network", &plan::Device::network)
       .def_readonly("memory_gb", &plan::Device::memory_gb)
+      .def_readwrite("elementwise_gb_per_s", &plan::Device::elementwise_gb_per_s)
+      .def_readwrite("link_gb_per_s", &plan::Device::link_gb_per_s)
+      .def_readwrite("launch_us", &plan::Device::launch_us)
       .def_readwrite("training_tflops", &plan::Device::training_tflops);
   module.def("device", &catalog::device, py::arg("name"));
   module.def("network", &catalog::network, py::arg("name"));

@@ -56,28 +56,33 @@ Span named(const simulate::SimulatedSpan& span, const simulate::Issue& issue) {
 }
 
 // Means over ranks. What shares a device with modules counts on the rank that has most of it.
-Prediction sum_up(const simulate::Programs& programs, const simulate::Execution& execution) {
+Prediction sum_up(const simulate::Programs& programs, const simulate::Execution& execution,
+                  bool on_cpu) {
   core::invariant(execution.violations.empty(), "predict: ", core::joined(execution.violations));
   Prediction result;
   const double share = kMs / programs.size();
+  std::vector<Lane> sharing{Lane::kUpdate};
+  if (on_cpu) sharing.push_back(Lane::kIntra);
   for (const Owner rank : programs.indices()) {
-    const RankStep step = measure(programs[rank], execution.timeline[rank], kMeasured);
+    const RankStep step = measure(programs[rank], execution.timeline[rank], kMeasured, sharing);
     double beside_us = 0;
     double update_us = 0;
     double idle_us = 0;  // while messages travel
     result.optimizer_ms -= share * step.routes_in_step_us;
     for (const Phase phase : kPhases) {
       result.phases_ms[phase] += share * step.elapsed_us[phase];
-      beside_us += step.update_beside_us[phase];
+      beside_us += step.beside_us[phase];
       update_us += step.busy_us[phase][Lane::kUpdate];
-      idle_us += step.waits_us[phase][Cause::kIntra] + step.waits_us[phase][Cause::kInter];
+      idle_us += step.waits_us[phase][Cause::kInter];
+      // Where messages share the device, they take its time.
+      if (!on_cpu) idle_us += step.waits_us[phase][Cause::kIntra];
       for (const Cause cause : kCauses)
         result.waits_ms[phase][cause] += share * step.waits_us[phase][cause];
       for (const Lane lane : core::EachOf<Lane, schedule::kNumLanes>{})
         result.busy_ms[lane] += share * step.busy_us[phase][lane];
     }
-    // Modules that are late because of an update wait less for messages.
-    result.update_beside_ms = std::max(result.update_beside_ms, kMs * (beside_us - idle_us));
+    // Modules that are held up wait less for messages.
+    result.beside_ms = std::max(result.beside_ms, kMs * (beside_us - idle_us));
     result.update_ms = std::max(result.update_ms, kMs * update_us);
   }
   const simulate::Program& first = programs.front();
@@ -142,7 +147,7 @@ Prediction predict_owned(const Setting& setting) {
   const simulate::Job job = owned_job(setting, kNumSteps);
   OwnedDurations durations(setting, job);
   const simulate::Programs programs = simulate::unroll(job);
-  Prediction result = sum_up(programs, simulate::execute(programs, durations));
+  Prediction result = sum_up(programs, simulate::execute(programs, durations), plan.options.on_cpu);
   count_bytes(programs, &result);
   const auto outside = static_cast<double>(setting.training.outside_elements);
   const double shard = outside / (plan.mesh.num_shards * plan.mesh.tensor_parallel);
@@ -157,7 +162,7 @@ Prediction predict_sharded(const Setting& setting, Sharded optimizer) {
   const layout::Mesh& mesh = plan.mesh;
   const simulate::Programs programs = sharded_programs(setting, optimizer, kNumSteps);
   ShardedDurations durations(setting);
-  Prediction result = sum_up(programs, simulate::execute(programs, durations));
+  Prediction result = sum_up(programs, simulate::execute(programs, durations), plan.options.on_cpu);
 
   const double matrices = num_elements(plan.inventory);
   const auto outside = static_cast<double>(setting.training.outside_elements);
@@ -199,11 +204,10 @@ Prediction predict(const Setting& setting, Contender contender) {
                       : contender == Contender::kMuonAg ? predict_sharded(setting, Sharded::kMuonAg)
                                                         : predict_sharded(setting, Sharded::kAdamW);
   for (const Phase phase : kPhases) result.step_ms += result.phases_ms[phase];
-  result.optimizer_ms += result.phases_ms[Phase::kStep] + result.adamw_ms + result.update_beside_ms;
+  result.optimizer_ms += result.phases_ms[Phase::kStep] + result.adamw_ms + result.beside_ms;
   for (const Phase phase : {Phase::kForward, Phase::kBackward})
     result.optimizer_ms += result.waits_ms[phase][Cause::kUpdate];
-  result.step_ms =
-      std::max(result.step_ms + result.adamw_ms + result.update_beside_ms, result.host_ms);
+  result.step_ms = std::max(result.step_ms + result.adamw_ms + result.beside_ms, result.host_ms);
   return result;
 }
 

@@ -37,8 +37,9 @@ struct Prediction {
   double step_ms = 0;            ///< of the three phases and of what is below
   PerPhase<double> phases_ms{};  ///< as far as lanes of a rank do not slow each other down
   double adamw_ms = 0;           ///< AdamW of all, or of what Muon does not take
-  /// The update shares the device with modules that compute at that time: their slowest rank's.
-  double update_beside_ms = 0;
+  /// What runs beside modules on their device holds them up, on the rank where that is most: the
+  /// update; on CPUs also messages inside the node.
+  double beside_ms = 0;
   /// What the step takes longer for its optimizer: in the third phase, without waits for gradients;
   /// for AdamW; and where updates hold up later work.
   double optimizer_ms = 0;

@@ -99,7 +99,7 @@ const char* name_of(Cause cause) {
 }
 
 RankStep measure(const simulate::Program& program, const std::vector<SimulatedSpan>& timeline,
-                 int step) {
+                 int step, const std::vector<Lane>& sharing) {
   const std::vector<double> ends = ends_of(program, timeline);
   const Lanes lanes = lanes_of(program, timeline);
   RankStep result;
@@ -109,8 +109,9 @@ RankStep measure(const simulate::Program& program, const std::vector<SimulatedSp
     result.elapsed_us[phase] = ends[event] - ends[event - 1];
     for (const Lane lane : core::EachOf<Lane, schedule::kNumLanes>{})
       result.busy_us[phase][lane] = length(common(lanes.busy[lane], window));
-    result.update_beside_us[phase] =
-        length(common(common(lanes.busy[Lane::kUpdate], lanes.busy[Lane::kCompute]), window));
+    const Intervals modules = common(lanes.busy[Lane::kCompute], window);
+    for (const Lane lane : sharing)
+      result.beside_us[phase] += length(common(lanes.busy[lane], modules));
     Intervals left = common(lanes.waits, window);
     const std::pair<Cause, Lane> of_lanes[] = {{Cause::kIntra, Lane::kIntra},
                                                {Cause::kInter, Lane::kInter},

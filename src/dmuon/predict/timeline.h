@@ -32,13 +32,16 @@ struct RankStep {
   PerPhase<PerCause<double>> waits_us{};
   double routes_in_step_us = 0;  ///< waits of the step for gradients of its backward
   PerPhase<schedule::PerLane<double>> busy_us{};  ///< compute: of modules
-  PerPhase<double> update_beside_us{};  ///< of the update, while modules compute on the same device
+  /// While modules compute: what runs beside them on the same device.
+  PerPhase<double> beside_us{};
 };
 
 /// A step's place in a program: its events are 3 * step and the two after it.
 /// @param timeline  of the rank, with a step before and one after.
+/// @param sharing   the lanes that run on the device of the modules.
 RankStep measure(const simulate::Program& program,
-                 const std::vector<simulate::SimulatedSpan>& timeline, int step);
+                 const std::vector<simulate::SimulatedSpan>& timeline, int step,
+                 const std::vector<schedule::Lane>& sharing = {schedule::Lane::kUpdate});
 
 /// Returns the spans that begin in the step or before it, and end in it. Times count from its
 /// begin.
