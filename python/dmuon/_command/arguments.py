@@ -33,7 +33,9 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=_plan.__version__)
-    commands = top.add_subparsers(dest="command", required=True, metavar="plan, compare, simulate, models, tune or doctor")
+    commands = top.add_subparsers(
+        dest="command", required=True, metavar="plan, compare, simulate, models, tune or doctor"
+    )
 
     def add(name: str, text: str, example: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, epilog=example, allow_abbrev=False)

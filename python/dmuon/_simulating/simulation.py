@@ -15,7 +15,12 @@ from dmuon._planning.timeline import LANES, Bar, Panel, draw
 
 DEFAULT_TOKENS = 4096
 CONTENDERS = ("AdamW", "dmuon", "Muon-AG")
-_CAUSES = {"intra": "messages inside the node", "inter": "messages between nodes", "update": "updates", "peers": "peers"}
+_CAUSES = {
+    "intra": "messages inside the node",
+    "inter": "messages between nodes",
+    "update": "updates",
+    "peers": "peers",
+}
 _GB = 1e9
 
 

@@ -1,0 +1,196 @@
+"""Predicts training steps on this machine from its own rates, and compares them with real ones.
+
+    torchrun --nproc-per-node 4 bench/simulate.py --mesh 2x2
+    tools/cluster --nodes 2 --ranks 2 --rate 1gbit -- bench/simulate.py --mesh 2x2
+
+Rates are measured first, on all ranks at once, as they share the machine in training too: the bare model's forward and
+backward, fused AdamW on a shard, and gathers and sums of a block's size along rows and columns. Updates take what the
+plan has measured. Then AdamW and dmuon train in turns.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import dmuon
+from bench.gpt import GPT, GPTConfig
+from bench.train_step import Setting, arguments, conclude, measure, prepare, summarise
+from dmuon import _plan
+
+_REPEATS = 7
+_CONTENDERS = {"adamw": "AdamW", "dmuon": "dmuon"}
+
+
+def seconds(setting: Setting, work: Callable[[], object]) -> float:
+    """The median time of work that all ranks do at once, mean over ranks."""
+    times = []
+    for _ in range(_REPEATS):
+        setting.cluster.barrier()
+        begin = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin)
+    return statistics.fmean(setting.cluster.gather(statistics.median(times[1:])))
+
+
+def described(config: GPTConfig) -> _plan.Model:
+    """The model with the FLOPs of its attention."""
+    inventory = dmuon.inventory(GPT(config))
+    for unit in inventory["units"]:
+        unit["attention_width"] = config.width
+    inventory["training"]["sequence"] = config.sequence
+    return _plan.model_from_json(json.dumps(inventory))
+
+
+def training_flops(config: GPTConfig, model: _plan.Model, num_tokens: int) -> float:
+    """FLOPs of a forward and a backward, as predictions count them."""
+    matrices = sum(item.num_matrices * item.rows * item.cols for item in model.inventory)
+    attention = 2 * config.width * config.sequence * config.num_layers
+    head: float = dmuon.inventory(GPT(config))["training"]["outside_flops"]
+    return 3 * num_tokens * (2 * matrices + attention + head)
+
+
+def compute_seconds(setting: Setting, batch: int) -> float:
+    """A forward and a backward of the bare model."""
+    model = GPT(setting.config)
+    if setting.dtype == "bf16":
+        model = model.to(torch.bfloat16)
+    tokens, targets = setting.text.train_batch(0, setting.cluster.part)
+    assert len(tokens) == batch
+
+    def work() -> None:
+        logits = model(tokens)
+        F.cross_entropy(logits.float().flatten(0, 1), targets.flatten()).backward()  # type: ignore[no-untyped-call]
+        model.zero_grad()
+
+    return seconds(setting, work)
+
+
+def adamw_bytes_per_second(setting: Setting, elements: int) -> float:
+    weight = torch.nn.Parameter(torch.zeros(elements))
+    weight.grad = torch.zeros(elements)
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    return 28 * elements / seconds(setting, lambda: optimizer.step())
+
+
+def gather_seconds(setting: Setting, group: dist.ProcessGroup, elements: int) -> float:
+    part = torch.zeros(elements // group.size(), dtype=torch.bfloat16)
+    wholes = [torch.zeros_like(part) for _ in range(group.size())]
+    return seconds(setting, lambda: dist.all_gather(wholes, part, group=group))
+
+
+def scatter_seconds(setting: Setting, group: dist.ProcessGroup, elements: int) -> float:
+    part = torch.zeros(elements // group.size())
+    parts = [torch.zeros_like(part) for _ in range(group.size())]
+    return seconds(setting, lambda: dist.reduce_scatter(part, parts, group=group))
+
+
+def sum_seconds(setting: Setting, group: dist.ProcessGroup, elements: int) -> float:
+    values = torch.zeros(elements)
+    return seconds(setting, lambda: dist.all_reduce(values, group=group))
+
+
+def measured_rates(setting: Setting, model: _plan.Model, batch: int) -> tuple[dict[str, _plan.Device], _plan.Network]:
+    """The device that a rank is to each contender, and the network.
+
+    gloo adds up more slowly than it gathers. FSDP2 has it add up, dmuon adds up what it has received.
+    """
+    config, mesh = setting.config, setting.cluster.mesh
+    assert mesh is not None
+    device = _plan.device("cpu")
+    num_tokens = batch * config.sequence
+    device.training_tflops = training_flops(config, model, num_tokens) / compute_seconds(setting, batch) / 1e12
+    block = 12 * config.width**2
+    row = mesh.get_group(mesh.ndim - 1)
+    elements = block * config.num_layers // row.size()
+    device.elementwise_gb_per_s = adamw_bytes_per_second(setting, elements) / 1e9
+    small, whole = (gather_seconds(setting, row, count) for count in (row.size(), block))
+    device.launch_us = 1e6 * small / 2 / (row.size() - 1).bit_length()
+    received = 2 * block * (row.size() - 1) / row.size()
+    gather = max(whole - small, 1e-6)
+    device.link_gb_per_s = received / gather / 1e9
+    sharded = _plan.device("cpu")
+    for name in ("training_tflops", "elementwise_gb_per_s", "launch_us"):
+        setattr(sharded, name, getattr(device, name))
+    # A step gathers 2 bytes of an element twice, and scatters 4.
+    scatter = max(scatter_seconds(setting, row, block) - small, 1e-6)
+    sharded.link_gb_per_s = 4 * received / (2 * gather + scatter) / 1e9
+    devices = {"adamw": sharded, "dmuon": device}
+    if mesh.ndim == 1:
+        return devices, _plan.network(device.network)
+    column = mesh.get_group(0)
+    part = block // row.size()
+    small, whole = (sum_seconds(setting, column, count) for count in (1, part))
+    sent = 2 * 4 * part * (column.size() - 1) / column.size() * row.size()  # of a node, whose ranks share its adapter
+    latency_us = 1e6 * small / 2 / (column.size() - 1).bit_length()
+    return devices, _plan.Network("measured", sent / max(whole - small, 1e-6) / 1e9, latency_us, per_device=False)
+
+
+def row_of(predicted: float, measured: float, unit: str) -> dict[str, Any]:
+    return {"predicted": predicted, "measured": measured, "error": predicted / measured - 1, "unit": unit}
+
+
+def compare(setting: Setting, options: Any) -> dict[str, Any]:
+    model = described(setting.config)
+    devices, network = measured_rates(setting, model, options.batch)
+    contenders = {name: setting.contender(name) for name in _CONTENDERS}
+    plan = dmuon.plan(contenders["dmuon"].model).native
+    num_tokens = options.batch * setting.config.sequence
+    steps = {
+        name: _plan.predict(plan, model, devices[name], network, num_tokens, label)
+        for name, label in _CONTENDERS.items()
+    }
+    summary = summarise(measure(contenders, options, setting.cluster), 1 + options.steps)
+    rows = {
+        f"{label}, step": row_of(steps[name].step_ms, summary[name]["step_ms"], "ms")
+        for name, label in _CONTENDERS.items()
+    }
+    stats = summary["dmuon"]["mean_stats"]
+    rows["dmuon, update"] = row_of(steps["dmuon"].update_ms, 1e3 * stats["busy_update_s"], "ms")
+    rows["dmuon, hidden"] = row_of(100 * steps["dmuon"].hidden, 100 * (summary["dmuon"]["hidden_share"] or 0), "%")
+    held = statistics.fmean(one.state + one.node_copy + one.buffers for one in plan.memory) / 1e6
+    rows["dmuon, memory"] = row_of(held, stats["peak_bytes"] / 1e6, "MB")
+    ratios = [step.step_ms for step in steps.values()]
+    rows["dmuon / AdamW"] = row_of(ratios[1] / ratios[0], summary["dmuon"]["ratio_to_adamw"]["median"], "x")
+    device = devices["dmuon"]
+    rates = {
+        "GFLOP/s a rank": 1e3 * device.training_tflops,
+        "AdamW GB/s": device.elementwise_gb_per_s,
+        "inside a node GB/s": device.link_gb_per_s,
+        "FSDP2's": devices["adamw"].link_gb_per_s,
+        "between nodes MB/s": 1e3 * network.gb_per_s,
+        "latency between nodes us": network.latency_us,
+    }
+    waits = {name: step.waits_ms for name, step in steps.items()}
+    return {"rates": rates, "rows": rows, "waits": waits, "optimizers": summary}
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.set_defaults(rounds=8)
+    options = parser.parse_args()
+    setting, facts = prepare(options)
+    found = compare(setting, options)
+    if setting.cluster.rank == 0:
+        print("\n".join(f"{key}: {value}" for key, value in facts.items()))
+        print("rates: " + ", ".join(f"{name} {value:.3g}" for name, value in found["rates"].items()))
+        print(f"{'':16}{'predicted':>11}{'measured':>11}{'error':>8}")
+        for name, row in found["rows"].items():
+            print(f"{name:16}{row['predicted']:11.2f}{row['measured']:11.2f}{row['error']:+8.0%} {row['unit']}")
+        for name, waits in found["waits"].items():
+            print(f"{_CONTENDERS[name]} waits, predicted ms: {waits}")
+    conclude(options, setting.cluster, {**facts, **found})
+
+
+if __name__ == "__main__":
+    main()
