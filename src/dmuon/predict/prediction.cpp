@@ -55,36 +55,53 @@ Span named(const simulate::SimulatedSpan& span, const simulate::Issue& issue) {
           .end_ms = kMs * span.end_us};
 }
 
-// Means over ranks. What shares a device with modules counts on the rank that has most of it.
+// What holds up a rank's modules because it runs on their device: the update, on CPUs also messages
+// inside the node. Modules that are held up wait less for messages.
+struct HeldUp {
+  HeldUp(const RankStep& step, bool on_cpu) {
+    double idle_us = 0;
+    for (const Phase phase : kPhases) {
+      update_us += step.beside_us[phase][Lane::kUpdate];
+      all_us += step.beside_us[phase][Lane::kUpdate];
+      idle_us += step.waits_us[phase][Cause::kInter];
+      (on_cpu ? all_us : idle_us) +=
+          on_cpu ? step.beside_us[phase][Lane::kIntra] : step.waits_us[phase][Cause::kIntra];
+    }
+    all_us = std::max(0.0, all_us - idle_us);
+    update_us = std::min(update_us, all_us);
+  }
+
+  double all_us = 0;
+  double update_us = 0;
+};
+
+// Means over ranks; what is held up counts on the rank where that is most.
 Prediction sum_up(const simulate::Programs& programs, const simulate::Execution& execution,
                   bool on_cpu) {
   core::invariant(execution.violations.empty(), "predict: ", core::joined(execution.violations));
   Prediction result;
   const double share = kMs / programs.size();
-  std::vector<Lane> sharing{Lane::kUpdate};
-  if (on_cpu) sharing.push_back(Lane::kIntra);
+  double update_held_up_ms = 0;
   for (const Owner rank : programs.indices()) {
-    const RankStep step = measure(programs[rank], execution.timeline[rank], kMeasured, sharing);
-    double beside_us = 0;
+    const RankStep step = measure(programs[rank], execution.timeline[rank], kMeasured);
     double update_us = 0;
-    double idle_us = 0;  // while messages travel
     result.optimizer_ms -= share * step.routes_in_step_us;
     for (const Phase phase : kPhases) {
       result.phases_ms[phase] += share * step.elapsed_us[phase];
-      beside_us += step.beside_us[phase];
       update_us += step.busy_us[phase][Lane::kUpdate];
-      idle_us += step.waits_us[phase][Cause::kInter];
-      // Where messages share the device, they take its time.
-      if (!on_cpu) idle_us += step.waits_us[phase][Cause::kIntra];
       for (const Cause cause : kCauses)
         result.waits_ms[phase][cause] += share * step.waits_us[phase][cause];
       for (const Lane lane : core::EachOf<Lane, schedule::kNumLanes>{})
         result.busy_ms[lane] += share * step.busy_us[phase][lane];
     }
-    // Modules that are held up wait less for messages.
-    result.beside_ms = std::max(result.beside_ms, kMs * (beside_us - idle_us));
+    const HeldUp held_up(step, on_cpu);
+    result.beside_ms = std::max(result.beside_ms, kMs * held_up.all_us);
+    update_held_up_ms = std::max(update_held_up_ms, kMs * held_up.update_us);
     result.update_ms = std::max(result.update_ms, kMs * update_us);
   }
+  result.optimizer_ms += result.phases_ms[Phase::kStep] + update_held_up_ms;
+  for (const Phase phase : {Phase::kForward, Phase::kBackward})
+    result.optimizer_ms += result.waits_ms[phase][Cause::kUpdate];
   const simulate::Program& first = programs.front();
   for (const auto& span : spans_of(first, execution.timeline.front(), kMeasured))
     result.spans.push_back(named(span, first.issue(span.issue)));
@@ -204,10 +221,11 @@ Prediction predict(const Setting& setting, Contender contender) {
                       : contender == Contender::kMuonAg ? predict_sharded(setting, Sharded::kMuonAg)
                                                         : predict_sharded(setting, Sharded::kAdamW);
   for (const Phase phase : kPhases) result.step_ms += result.phases_ms[phase];
-  result.optimizer_ms += result.phases_ms[Phase::kStep] + result.adamw_ms + result.beside_ms;
-  for (const Phase phase : {Phase::kForward, Phase::kBackward})
-    result.optimizer_ms += result.waits_ms[phase][Cause::kUpdate];
-  result.step_ms = std::max(result.step_ms + result.adamw_ms + result.beside_ms, result.host_ms);
+  result.optimizer_ms += result.adamw_ms;
+  result.step_ms += result.adamw_ms + result.beside_ms;
+  // A CPU runs hooks between modules; the host of an accelerator runs ahead of it.
+  result.step_ms = setting.plan.options.on_cpu ? result.step_ms + result.host_ms
+                                               : std::max(result.step_ms, result.host_ms);
   return result;
 }
 

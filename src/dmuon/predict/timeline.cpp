@@ -99,7 +99,7 @@ const char* name_of(Cause cause) {
 }
 
 RankStep measure(const simulate::Program& program, const std::vector<SimulatedSpan>& timeline,
-                 int step, const std::vector<Lane>& sharing) {
+                 int step) {
   const std::vector<double> ends = ends_of(program, timeline);
   const Lanes lanes = lanes_of(program, timeline);
   RankStep result;
@@ -107,11 +107,11 @@ RankStep measure(const simulate::Program& program, const std::vector<SimulatedSp
     const auto event = static_cast<std::size_t>(step * kNumPhases + static_cast<int>(phase));
     const Intervals window{{ends[event - 1], ends[event]}};
     result.elapsed_us[phase] = ends[event] - ends[event - 1];
-    for (const Lane lane : core::EachOf<Lane, schedule::kNumLanes>{})
-      result.busy_us[phase][lane] = length(common(lanes.busy[lane], window));
     const Intervals modules = common(lanes.busy[Lane::kCompute], window);
-    for (const Lane lane : sharing)
-      result.beside_us[phase] += length(common(lanes.busy[lane], modules));
+    for (const Lane lane : core::EachOf<Lane, schedule::kNumLanes>{}) {
+      result.busy_us[phase][lane] = length(common(lanes.busy[lane], window));
+      result.beside_us[phase][lane] = length(common(lanes.busy[lane], modules));
+    }
     Intervals left = common(lanes.waits, window);
     const std::pair<Cause, Lane> of_lanes[] = {{Cause::kIntra, Lane::kIntra},
                                                {Cause::kInter, Lane::kInter},

@@ -31,17 +31,14 @@ struct RankStep {
   PerPhase<double> elapsed_us{};
   PerPhase<PerCause<double>> waits_us{};
   double routes_in_step_us = 0;  ///< waits of the step for gradients of its backward
-  PerPhase<schedule::PerLane<double>> busy_us{};  ///< compute: of modules
-  /// While modules compute: what runs beside them on the same device.
-  PerPhase<double> beside_us{};
+  PerPhase<schedule::PerLane<double>> busy_us{};    ///< compute: of modules
+  PerPhase<schedule::PerLane<double>> beside_us{};  ///< busy while modules compute
 };
 
 /// A step's place in a program: its events are 3 * step and the two after it.
 /// @param timeline  of the rank, with a step before and one after.
-/// @param sharing   the lanes that run on the device of the modules.
 RankStep measure(const simulate::Program& program,
-                 const std::vector<simulate::SimulatedSpan>& timeline, int step,
-                 const std::vector<schedule::Lane>& sharing = {schedule::Lane::kUpdate});
+                 const std::vector<simulate::SimulatedSpan>& timeline, int step);
 
 /// Returns the spans that begin in the step or before it, and end in it. Times count from its
 /// begin.
