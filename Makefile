@@ -17,7 +17,7 @@ TRAJECTORIES = trajectory composition checkpointing values_between_units gradien
 # Uses the address, because a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 
-.PHONY: help setup setup-build build test test-python test-cpp test-device test-torch test-async test-kernels test-gpu fuzz demo bench bench-host bench-ns bench-counts bench-memory bench-plan bench-ablation bench-cluster wheel lint format clean
+.PHONY: help setup setup-build build test test-python test-cpp test-device test-torch test-async test-kernels test-gpu fuzz demo bench bench-host bench-ns bench-counts bench-memory bench-plan bench-ablation bench-cluster bench-simulate wheel lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -112,6 +112,15 @@ bench-cluster: build ## step times and ablations on emulated nodes with limited 
 	  set -- $$run; echo "== $$3: $$1 nodes of 2 ranks, $$2"; \
 	  tools/cluster --nodes $$1 --ranks 2 --rate $$2 -- bench/$$3.py --mesh $$1x2 --rounds $(ROUNDS) \
 	    --json out/bench/$$3-$$1x2-$$2.json $(ARGS) || exit $$(($$? == 77 ? 0 : 1)); \
+	done
+
+bench-simulate: build ## predicted beside measured steps: 1 x 4 on loopback, and on emulated nodes as bench-cluster (ROUNDS=)
+	@tools/setup cluster
+	@$(ENV) $(TORCHRUN) 4 bench/simulate.py --mesh 1x4 --rounds $(ROUNDS) --json out/bench/simulate-1x4.json $(ARGS)
+	@$(ENV) for run in "2 1gbit" "4 1gbit" "2 200mbit"; do \
+	  set -- $$run; echo "== $$1 nodes of 2 ranks, $$2"; \
+	  tools/cluster --nodes $$1 --ranks 2 --rate $$2 -- bench/simulate.py --mesh $$1x2 --rounds $(ROUNDS) \
+	    --json out/bench/simulate-$$1x2-$$2.json $(ARGS) || exit $$(($$? == 77 ? 0 : 1)); \
 	done
 
 wheel: setup ## for the PyTorch that is installed, into dist/

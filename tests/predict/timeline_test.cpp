@@ -56,8 +56,8 @@ TEST(Measure, AWaitCountsForTheLaneThatIsNearestToCompute) {
 
 TEST(Measure, AnUpdateBesideModulesSharesTheirDevice) {
   const RankStep step = measure(one_rank().program, one_rank().timeline, 1);
-  EXPECT_EQ(step.beside_us[Phase::kForward], 0);
-  EXPECT_EQ(step.beside_us[Phase::kBackward], 2);
+  EXPECT_EQ(step.beside_us[Phase::kForward][Lane::kUpdate], 0);
+  EXPECT_EQ(step.beside_us[Phase::kBackward][Lane::kUpdate], 2);
   EXPECT_EQ(step.busy_us[Phase::kBackward][Lane::kUpdate], 2);
   EXPECT_EQ(step.busy_us[Phase::kForward][Lane::kCompute], 3);
 }

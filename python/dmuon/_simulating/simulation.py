@@ -69,7 +69,8 @@ class Simulation:
             f"{device.description}; between nodes {network.name}: {network.gb_per_s:g} GB/s each way "
             f"{'a device' if network.per_device else 'a node'}",
             f"costs: {self.plan.costs.source}",
-            "           step ms  x AdamW   forward  backward  optimizer    update  hidden  GB in node  between  memory GB",
+            "           step ms  x AdamW   forward  backward  optimizer    update  hidden  GB in node  between  "
+            "memory GB",
         ]
         for name, step in self.steps.items():
             lines.append(

@@ -46,10 +46,11 @@ struct Prediction {
   double update_ms = 0;  ///< Newton-Schulz and what is around it, of the slowest rank
   PerPhase<PerCause<double>> waits_ms{};
   schedule::PerLane<double> busy_ms{};
-  double intra_bytes = 0;        ///< that the busiest device receives from, or sends to, its node
-  double inter_bytes = 0;        ///< likewise, other nodes
-  double memory_bytes = 0;       ///< of parameters, gradients, state and buffers: the fullest rank
-  double host_ms = 0;            ///< CPU time of hooks and launches, behind which a step cannot end
+  double intra_bytes = 0;   ///< that the busiest device receives from, or sends to, its node
+  double inter_bytes = 0;   ///< likewise, other nodes
+  double memory_bytes = 0;  ///< of parameters, gradients, state and buffers: the fullest rank
+  /// CPU time of hooks and launches. On accelerators a step takes no less, on CPUs it comes on top.
+  double host_ms = 0;
   PerPhase<double> begins_ms{};  ///< of the first rank's phases
   std::vector<Span> spans;       ///< of the first rank, as they end
 
