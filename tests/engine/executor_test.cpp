@@ -5,6 +5,9 @@
 #include <ATen/ops/cat.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 #include "tests/engine/mesh_engine.h"
 
 namespace dmuon::engine {
@@ -179,6 +182,28 @@ TEST(Executor, PublishesNothingOfABatchWhoseUpdateFailed) {
         {.kind = Kind::kAwaitWeights, .subject = kUnit, .after = {{Kind::kPublishIntra, kUnit}}}};
     for (const schedule::Operation& wait : waits)
       EXPECT_THROW(executor.perform(wait), std::runtime_error);
+  });
+}
+
+// Rank 0's operations travel until rank 1 comes, and are one lane's.
+TEST(Executor, CountsALaneAsBusyWithOneModelAtATime) {
+  const Setting setting = setting_on({2, 1});
+  wire::run_ranks(2, [&](int rank, const wire::StorePtr& store) {
+    const wire::SharedMesh mesh = make_mesh(setting, store, rank);
+    const plan::Plan plan = plan_of(setting.parameters, setting.mesh);
+    Executor first(mesh, plan, unit_specs(setting), /*node_copy=*/true, c10::kCPU);
+    Executor second(mesh, plan, unit_specs(setting), /*node_copy=*/true, c10::kCPU);
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    const double begin = wire::Clock::host_now();
+    for (Executor* executor : {&first, &second})
+      executor->perform({.kind = Kind::kPublishInter, .subject = kUnit});
+    for (Executor* executor : {&first, &second}) executor->drain();
+    const double elapsed = wire::Clock::host_now() - begin;
+    double busy = 0;
+    for (Executor* executor : {&first, &second})
+      busy += executor->profile().seconds().at("busy_inter_s");
+    EXPECT_LE(busy, elapsed);
+    EXPECT_GT(busy, 0);
   });
 }
 

@@ -104,11 +104,15 @@ void Executor::enqueue(const Operation& operation, wire::Work work) {
   std::vector<wire::Event> after;
   for (const schedule::Dependency& dependency : operation.after)
     after.push_back(newest(dependency.kind, dependency.subject).done);
-  const auto timed = [this, kind = operation.kind, subject = operation.subject,
+  const schedule::Lane lane = schedule::lane_of(operation.kind);
+  wire::Lane& queue = (*mesh_.lanes)[lane];
+  const auto timed = [this, &queue, kind = operation.kind, subject = operation.subject,
                       issued = profile_.clock().now(), work = std::move(work)]() -> wire::Rest {
     const wire::Instant started = profile_.clock().now();
-    const auto measure = [=, this] {
-      profile_.add({kind, subject, issued, started, profile_.clock().now()});
+    const auto measure = [=, this, &queue] {
+      const wire::Instant done = profile_.clock().now();
+      const wire::Instant since{queue.claim(started.host, done.host), started.event};
+      profile_.add({kind, subject, issued, since, done});
     };
     wire::Rest rest = work.begin();
     if (!rest) {
@@ -120,7 +124,6 @@ void Executor::enqueue(const Operation& operation, wire::Work work) {
       measure();
     };
   };
-  const schedule::Lane lane = schedule::lane_of(operation.kind);
   const bool meets_others = schedule::carries_messages(lane);
   std::string what;
   Newest& made = newest(operation.kind, operation.subject);
@@ -129,7 +132,7 @@ void Executor::enqueue(const Operation& operation, wire::Work work) {
     made.number = mesh_.watch->reach(watch::Rendezvous::kOperation, what);
   }
   if (schedule::is_on_batch(operation.kind)) made.number = update_->number;
-  made.done = (*mesh_.lanes)[lane].enqueue(pool_->device(), timed, std::move(after));
+  made.done = queue.enqueue(pool_->device(), timed, std::move(after));
   if (meets_others && !pool_->device().is_cpu())
     mesh_.on_device->add({made.number, std::move(what)}, made.done, pool_->device());
 }
