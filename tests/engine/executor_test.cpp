@@ -207,6 +207,37 @@ TEST(Executor, CountsALaneAsBusyWithOneModelAtATime) {
   });
 }
 
+// gloo's threads may still be in a collective on them; five ranks use its broadcast.
+TEST(Executor, NeverFreesBuffersOfOperationsThatFailed) {
+  Setting setting = setting_on({1, 5});
+  setting.timeout = std::chrono::milliseconds(400);
+  wire::run_ranks(5, [&](int rank, const wire::StorePtr& store) {
+    auto executor = std::make_unique<Executor>(make_mesh(setting, store, rank),
+                                               plan_of(setting.parameters, setting.mesh),
+                                               unit_specs(setting), /*node_copy=*/true, c10::kCPU);
+    const UnitIndex other(2);
+    const auto weights = [&](UnitIndex unit) { return executor->unit(unit).weights().flat(); };
+    const auto publish = [&](UnitIndex unit) {
+      executor->perform({.kind = Kind::kPublishIntra, .subject = unit});
+    };
+    const auto await = [&](UnitIndex unit) {
+      executor->perform(
+          {.kind = Kind::kAwaitWeights, .subject = unit, .after = {{Kind::kPublishIntra, unit}}});
+    };
+    publish(other);
+    await(other);
+    if (rank == 4) return static_cast<void>(store->get("over"));  // alive, and elsewhere
+    publish(kUnit);
+    EXPECT_THROW(await(kUnit), core::CommError);
+    const at::Tensor failed = weights(kUnit);
+    const at::Tensor done = weights(other);
+    executor.reset();
+    EXPECT_NO_THROW(failed.sum());
+    EXPECT_THROW(done.sum(), c10::Error);
+    if (store->add("failed", 1) == 4) store->set("over", std::vector<std::uint8_t>{1});
+  });
+}
+
 // A parameter's elements; after the last one of a leaf, with the gap to a multiple of 128.
 std::int64_t elements_with_gap(const layout::Parameters& parameters, ParameterIndex last) {
   const ParameterIndex next(last.value() + 1);

@@ -61,13 +61,17 @@ Executor::Executor(wire::SharedMesh mesh, const plan::Plan& plan,
 
 namespace {
 
-void wait_quietly(const schedule::PerKind<Newest>& operations) {
+// Returns false if an operation has failed.
+bool wait_quietly(const schedule::PerKind<Newest>& operations) {
+  bool all_done = true;
   for (const Newest& newest : operations) {
     try {
       newest.done.wait();
     } catch (const std::exception&) {  // a lost peer: whoever waited has raised
+      all_done = false;
     }
   }
+  return all_done;
 }
 
 }  // namespace
@@ -76,10 +80,13 @@ void wait_quietly(const schedule::PerKind<Newest>& operations) {
 Executor::~Executor() {
   if (getpid() != process_) return;
   for (const schedule::PerKind<Newest>& batch : batches_) wait_quietly(batch);
-  for (const UnitState& state : states_) {
+  for (UnitState& state : states_) {
     state.weights_used.wait();
     state.unit->await_gradients();
-    wait_quietly(state.newest);
+    const bool all_done = wait_quietly(state.newest);
+    // A failed lane drops its messages unwaited, and gloo's threads may still be in a collective on
+    // these buffers. Nothing says when they leave it, so the buffers are never freed.
+    if (!all_done && pool_->device().is_cpu()) static_cast<void>(state.buffers.release());
   }
 }
 

@@ -81,8 +81,10 @@ class Lane {
  public:
   enum class Purpose {
     /// After an operation has failed, the lane runs nothing more, and every later operation fails
-    /// with the same error: a group whose ranks are out of step is useless. A stream of high
-    /// priority.
+    /// with the same error: a group whose ranks are out of step is useless. The lane drops what had
+    /// begun without a wait. gloo's collectives may go on, so memory of messages outlives a
+    /// failure;
+    /// its send and receive end. A stream of high priority.
     kMessages,
     /// An operation that has failed fails those that wait for it. A stream of the lowest priority,
     /// which compute has too.
