@@ -5,6 +5,9 @@
 #include <ATen/ops/cat.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 #include "tests/engine/mesh_engine.h"
 
 namespace dmuon::engine {
@@ -179,6 +182,59 @@ TEST(Executor, PublishesNothingOfABatchWhoseUpdateFailed) {
         {.kind = Kind::kAwaitWeights, .subject = kUnit, .after = {{Kind::kPublishIntra, kUnit}}}};
     for (const schedule::Operation& wait : waits)
       EXPECT_THROW(executor.perform(wait), std::runtime_error);
+  });
+}
+
+// Rank 0's operations travel until rank 1 comes, and are one lane's.
+TEST(Executor, CountsALaneAsBusyWithOneModelAtATime) {
+  const Setting setting = setting_on({2, 1});
+  wire::run_ranks(2, [&](int rank, const wire::StorePtr& store) {
+    const wire::SharedMesh mesh = make_mesh(setting, store, rank);
+    const plan::Plan plan = plan_of(setting.parameters, setting.mesh);
+    Executor first(mesh, plan, unit_specs(setting), /*node_copy=*/true, c10::kCPU);
+    Executor second(mesh, plan, unit_specs(setting), /*node_copy=*/true, c10::kCPU);
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    const double begin = wire::Clock::host_now();
+    for (Executor* executor : {&first, &second})
+      executor->perform({.kind = Kind::kPublishInter, .subject = kUnit});
+    for (Executor* executor : {&first, &second}) executor->drain();
+    const double elapsed = wire::Clock::host_now() - begin;
+    double busy = 0;
+    for (Executor* executor : {&first, &second})
+      busy += executor->profile().seconds().at("busy_inter_s");
+    EXPECT_LE(busy, elapsed);
+    EXPECT_GT(busy, 0);
+  });
+}
+
+// gloo's threads may still be in a collective on them; five ranks use its broadcast.
+TEST(Executor, NeverFreesBuffersOfOperationsThatFailed) {
+  Setting setting = setting_on({1, 5});
+  setting.timeout = std::chrono::milliseconds(400);
+  wire::run_ranks(5, [&](int rank, const wire::StorePtr& store) {
+    auto executor = std::make_unique<Executor>(make_mesh(setting, store, rank),
+                                               plan_of(setting.parameters, setting.mesh),
+                                               unit_specs(setting), /*node_copy=*/true, c10::kCPU);
+    const UnitIndex other(2);
+    const auto weights = [&](UnitIndex unit) { return executor->unit(unit).weights().flat(); };
+    const auto publish = [&](UnitIndex unit) {
+      executor->perform({.kind = Kind::kPublishIntra, .subject = unit});
+    };
+    const auto await = [&](UnitIndex unit) {
+      executor->perform(
+          {.kind = Kind::kAwaitWeights, .subject = unit, .after = {{Kind::kPublishIntra, unit}}});
+    };
+    publish(other);
+    await(other);
+    if (rank == 4) return static_cast<void>(store->get("over"));  // alive, and elsewhere
+    publish(kUnit);
+    EXPECT_THROW(await(kUnit), core::CommError);
+    const at::Tensor failed = weights(kUnit);
+    const at::Tensor done = weights(other);
+    executor.reset();
+    EXPECT_NO_THROW(failed.sum());
+    EXPECT_THROW(done.sum(), c10::Error);
+    if (store->add("failed", 1) == 4) store->set("over", std::vector<std::uint8_t>{1});
   });
 }
 

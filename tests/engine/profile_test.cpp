@@ -37,17 +37,6 @@ TEST(Profile, CountsEachKindAndItsLaneAlways) {
   EXPECT_FALSE(seconds.contains("finish_update_s"));
 }
 
-TEST(Profile, GivesALaneToOneOperationAtATime) {
-  Profile profile(c10::kCPU);
-  profile.start();
-  add(profile, Kind::kRouteInter, 0, 0, 1, 4);
-  add(profile, Kind::kRouteInter, 1, 0, 2, 6);  // began while the first one travelled
-  add(profile, Kind::kRouteIntra, 1, 0, 2, 3);
-  EXPECT_EQ(profile.seconds().at("busy_inter_s"), 5);
-  EXPECT_EQ(profile.seconds().at("busy_intra_s"), 1);
-  EXPECT_EQ(profile.stop().at(1).started, 4);
-}
-
 TEST(Profile, CountsTheWaitsOfComputeByPhase) {
   Profile profile(c10::kCPU);
   add(profile, Kind::kAwaitWeights, 0, 0, 0, 1);

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from after import ACTIONS, AGREES
-from contract import ASTRAY, HAVE_SEVERAL, managed
+from contract import ASTRAY
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from known_orders import HAVE_SEVERAL, managed
 from model import BODIES, SHARED
 from program import Block, Micro, Options, Pass, Program, Step
 

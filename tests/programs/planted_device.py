@@ -14,6 +14,10 @@ EXECUTOR_H = "src/dmuon/engine/executor.h"
 UNIT = "src/dmuon/engine/unit.cpp"
 EXECUTOR = "src/dmuon/engine/executor.cpp"
 
+# How a stream's lane runs an operation, and then says that it has happened (lane.cpp).
+RUN = "      if (const Rest rest = operation.begin()) rest();\n"
+RECORD = "      done.event->record(stream_);\n"
+
 # Not here: the wait of a reshard, whose loss no program shows. It is for a unit that was sent ahead and is freed unused
 # and unawaited; who takes its buffer next is mostly issued behind it, on the same lane.
 DEVICE = (
@@ -28,18 +32,16 @@ DEVICE = (
     Planted(
         "lanes_do_not_await_each_other",
         LANE,
-        "      for (const Event& event : after) event.wait();\n"
-        "      if (const Rest rest = operation.begin()) rest();\n      done.event->record(stream_);\n",
-        "      static_cast<void>(after);\n"
-        "      if (const Rest rest = operation.begin()) rest();\n      done.event->record(stream_);\n",
+        f"      for (const Event& event : after) event.wait();\n{RUN}{RECORD}",
+        f"      static_cast<void>(after);\n{RUN}{RECORD}",
         "Stage 2 sends what stage 1 has not summed, and stage 2 of publishing copies what has not come.",
         on_device=True,
     ),
     Planted(
         "event_before_its_operation",
         LANE,
-        "      if (const Rest rest = operation.begin()) rest();\n      done.event->record(stream_);\n",
-        "      done.event->record(stream_);\n      if (const Rest rest = operation.begin()) rest();\n",
+        RUN + RECORD,
+        RECORD + RUN,
         "Whoever waits for an operation waits for the one before it.",
         on_device=True,
     ),

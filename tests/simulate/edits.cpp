@@ -48,6 +48,11 @@ void move(Program* program, int from, int to) {
   program->issues.insert(program->issues.begin() + to, moved);
 }
 
+void repeat(Program* program, int index) {
+  const Issue again = program->issue(index);
+  program->issues.insert(program->issues.begin() + index, again);
+}
+
 int counterpart(const Program& program, int index, const Program& other) {
   const auto [kind, unit] = std::pair{program.issue(index).operation.kind, unit_of(program, index)};
   int occurrence = 0;

@@ -32,6 +32,8 @@ int last_before(const Program& program, int end, Compute compute, core::UnitInde
 
 void erase(Program* program, int index);
 void move(Program* program, int from, int to);
+/// Inserts the same issue again.
+void repeat(Program* program, int index);
 
 /// The same issue in another rank's program: the n-th of its kind and unit. Not for operations on
 /// batches, nor for the compute of modules.

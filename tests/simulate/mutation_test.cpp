@@ -37,7 +37,8 @@ TEST_P(Mutation, IsAlwaysFound) {
         << job;
   }
   RecordProperty("mutants", num_mutants);
-  EXPECT_GT(num_mutants, num_schedules(kUsualSchedules) / 20) << mutator.name;
+  // Some need what few schedules have, as a unit that was sent ahead and is not used.
+  EXPECT_GT(num_mutants, num_schedules(kUsualSchedules) / 40) << mutator.name;
 }
 
 INSTANTIATE_TEST_SUITE_P(Mutators, Mutation, testing::Range(std::size_t{0}, mutators().size()),

@@ -16,6 +16,13 @@ struct Mutator {
   bool (*apply)(Random* random, const Job& job, Programs* programs);
 };
 
+/// All of them.
 const std::vector<Mutator>& mutators();
+
+// Parts of mutators().
+std::vector<Mutator> order_mutators();     ///< of messages and dependencies, whatever they carry
+std::vector<Mutator> weight_mutators();    ///< of publications, waits for them, and reshards
+std::vector<Mutator> gradient_mutators();  ///< of routes
+std::vector<Mutator> update_mutators();    ///< of batches, and of publications beside them
 
 }  // namespace dmuon::simulate

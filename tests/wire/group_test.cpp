@@ -302,6 +302,23 @@ TEST(Group, GivesUpOnAPeerThatDoesNotComeWithinTheTimeout) {
   });
 }
 
+// A member that waits in the other group would learn of it at its own timeout.
+TEST(Group, ClosesBothDirectionsWhenAWaitFails) {
+  run_ranks(2, [](int rank, const StorePtr& store) {
+    const std::chrono::milliseconds timeout(rank == 0 ? 400 : 60000);
+    Group group(make_process_group(store, "up", rank, 2, timeout), "column", rank, 2,
+                c10::DeviceType::CPU, {}, make_process_group(store, "down", rank, 2, timeout));
+    meet(group);
+    const auto start = Clock::now();
+    // Rank 0 waits for what comes down, and rank 1 for what goes up.
+    EXPECT_THROW(group.receive(filled(0), 1 - rank, "x" + std::to_string(rank)).wait(),
+                 core::CommError);
+    EXPECT_LT(Clock::now() - start, std::chrono::milliseconds(5000));
+    if (store->add("over", 1) == 2) store->set("both", std::vector<std::uint8_t>{1});
+    store->wait({"both"});
+  });
+}
+
 // As a process does that ends: its timeout may be half an hour.
 TEST(Group, GivesUpAtOnceWhenAskedTo) {
   run_ranks(2, [](int rank, const StorePtr& store) {

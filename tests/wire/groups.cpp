@@ -19,6 +19,7 @@ class Disguised final : public c10d::ProcessGroupGloo {
 
 ProcessGroupPtr make_process_group(const StorePtr& store, const std::string& name, int rank,
                                    int size, std::chrono::milliseconds timeout, bool disguise) {
+  if (size == 1) return {};
   const auto own_store = c10::make_intrusive<c10d::PrefixStore>(name, store);
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
   // One listener for all groups: to make and to end one takes longer than most tests.
@@ -46,9 +47,7 @@ ProcessGroupPtr make_process_group(const StorePtr& store, const std::string& nam
 
 Group make_group(const StorePtr& store, const std::string& name, int rank, int size,
                  std::chrono::milliseconds timeout, bool disguise) {
-  ProcessGroupPtr group;
-  if (size > 1) group = make_process_group(store, name, rank, size, timeout, disguise);
-  return {std::move(group), name, rank, size};
+  return {make_process_group(store, name, rank, size, timeout, disguise), name, rank, size};
 }
 
 SharedMesh make_mesh(const layout::Mesh& mesh, const StorePtr& store, int rank,
@@ -59,11 +58,9 @@ SharedMesh make_mesh(const layout::Mesh& mesh, const StorePtr& store, int rank,
     const std::string row = name + "row" + std::to_string(replicate);
     const std::string column = name + "column" + std::to_string(shard);
     const int num_nodes = mesh.num_replicates;
-    ProcessGroupPtr up;
+    ProcessGroupPtr up = make_process_group(store, column, replicate, num_nodes, timeout);
     ProcessGroupPtr down;
-    if (num_nodes > 1) up = make_process_group(store, column, replicate, num_nodes, timeout);
-    if (up && has_down)
-      down = make_process_group(store, column + " down", replicate, num_nodes, timeout);
+    if (has_down) down = make_process_group(store, column + " down", replicate, num_nodes, timeout);
     return layout::PerAxis<Group>{
         make_group(store, row, shard, mesh.num_shards, timeout),
         Group(std::move(up), column, replicate, num_nodes, c10::kCPU, {}, std::move(down))};

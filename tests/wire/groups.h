@@ -15,7 +15,8 @@ using watch::run_ranks;
 using watch::StorePtr;
 using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-/// One rank's end of a process group over gloo; blocks until all `size` ranks have come.
+/// One rank's end of a process group over gloo; blocks until all `size` ranks have come. Null for
+/// one rank alone, which needs none.
 /// @param name      tells groups in a store apart.
 /// @param disguise  the group does not say that it is gloo, so that Group takes its general path.
 ProcessGroupPtr make_process_group(const StorePtr& store, const std::string& name, int rank,

@@ -155,6 +155,16 @@ TEST(Lane, BeginsTheNextOperationWhileMessagesTravel) {
   EXPECT_EQ(ends, (std::vector<int>{1, 2}));
 }
 
+TEST(Lane, IsBusyWithOneOperationAtATime) {
+  Lane lane("test");
+  Lane other("other");
+  EXPECT_EQ(lane.claim(1, 4), 1);
+  EXPECT_EQ(lane.claim(2, 6), 4);  // began while the first one travelled
+  EXPECT_EQ(lane.claim(3, 5), 5);  // done before that one, which has been counted
+  EXPECT_EQ(lane.claim(7, 8), 7);
+  EXPECT_EQ(other.claim(2, 3), 2);
+}
+
 TEST(Lane, EndsNothingAfterMessagesThatFailed) {
   Lane lane("test");
   Gate begun;

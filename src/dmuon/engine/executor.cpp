@@ -61,13 +61,17 @@ Executor::Executor(wire::SharedMesh mesh, const plan::Plan& plan,
 
 namespace {
 
-void wait_quietly(const schedule::PerKind<Newest>& operations) {
+// Returns false if an operation has failed.
+bool wait_quietly(const schedule::PerKind<Newest>& operations) {
+  bool all_done = true;
   for (const Newest& newest : operations) {
     try {
       newest.done.wait();
     } catch (const std::exception&) {  // a lost peer: whoever waited has raised
+      all_done = false;
     }
   }
+  return all_done;
 }
 
 }  // namespace
@@ -76,10 +80,13 @@ void wait_quietly(const schedule::PerKind<Newest>& operations) {
 Executor::~Executor() {
   if (getpid() != process_) return;
   for (const schedule::PerKind<Newest>& batch : batches_) wait_quietly(batch);
-  for (const UnitState& state : states_) {
+  for (UnitState& state : states_) {
     state.weights_used.wait();
     state.unit->await_gradients();
-    wait_quietly(state.newest);
+    const bool all_done = wait_quietly(state.newest);
+    // A failed lane drops its messages unwaited, and gloo's threads may still be in a collective on
+    // these buffers. Nothing says when they leave it, so the buffers are never freed.
+    if (!all_done && pool_->device().is_cpu()) static_cast<void>(state.buffers.release());
   }
 }
 
@@ -104,11 +111,15 @@ void Executor::enqueue(const Operation& operation, wire::Work work) {
   std::vector<wire::Event> after;
   for (const schedule::Dependency& dependency : operation.after)
     after.push_back(newest(dependency.kind, dependency.subject).done);
-  const auto timed = [this, kind = operation.kind, subject = operation.subject,
+  const schedule::Lane lane = schedule::lane_of(operation.kind);
+  wire::Lane& queue = (*mesh_.lanes)[lane];
+  const auto timed = [this, &queue, kind = operation.kind, subject = operation.subject,
                       issued = profile_.clock().now(), work = std::move(work)]() -> wire::Rest {
     const wire::Instant started = profile_.clock().now();
-    const auto measure = [=, this] {
-      profile_.add({kind, subject, issued, started, profile_.clock().now()});
+    const auto measure = [=, this, &queue] {
+      const wire::Instant done = profile_.clock().now();
+      const wire::Instant since{queue.claim(started.host, done.host), started.event};
+      profile_.add({kind, subject, issued, since, done});
     };
     wire::Rest rest = work.begin();
     if (!rest) {
@@ -120,7 +131,6 @@ void Executor::enqueue(const Operation& operation, wire::Work work) {
       measure();
     };
   };
-  const schedule::Lane lane = schedule::lane_of(operation.kind);
   const bool meets_others = schedule::carries_messages(lane);
   std::string what;
   Newest& made = newest(operation.kind, operation.subject);
@@ -129,7 +139,7 @@ void Executor::enqueue(const Operation& operation, wire::Work work) {
     made.number = mesh_.watch->reach(watch::Rendezvous::kOperation, what);
   }
   if (schedule::is_on_batch(operation.kind)) made.number = update_->number;
-  made.done = (*mesh_.lanes)[lane].enqueue(pool_->device(), timed, std::move(after));
+  made.done = queue.enqueue(pool_->device(), timed, std::move(after));
   if (meets_others && !pool_->device().is_cpu())
     mesh_.on_device->add({made.number, std::move(what)}, made.done, pool_->device());
 }

@@ -65,7 +65,7 @@ struct UnitState {
 /// time; those of the other lanes run beside it, see Lane. Threads: one at a time. The calling
 /// thread takes and gives back packed buffers, so that their memory is the same in every run.
 /// Errors: CommError when a peer is lost, at the first operation that waits for it; then no more
-/// operation runs.
+/// operation runs. On a CPU the buffers of units whose operations failed are then never freed.
 class Executor {
  public:
   /// @param mesh       must be as large as the plan's.

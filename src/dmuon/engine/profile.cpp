@@ -32,12 +32,6 @@ std::vector<Span> Profile::stop() {
 
 void Profile::add(Measured operation) {
   const std::scoped_lock lock(mutex_);
-  const schedule::Lane lane = schedule::lane_of(operation.kind);
-  if (schedule::carries_messages(lane)) {
-    // It may have begun while others travelled: the lane was theirs.
-    if (operation.started.host < lane_free_[lane].host) operation.started = lane_free_[lane];
-    lane_free_[lane] = operation.done;
-  }
   const double seconds = operation.done.host - operation.started.host;
   durations_[operation.kind] += seconds;
   const bool waits = operation.kind == Kind::kAwaitWeights || operation.kind == Kind::kReshard ||

@@ -52,8 +52,7 @@ class Profile {
   /// Ends recording. Returns the operations since start(), once they have happened.
   std::vector<Span> stop();
 
-  /// Adds an operation that has been done. Those of a lane come in its order. A lane counts as busy
-  /// with one operation at a time; what it does for other models of the mesh is not known here.
+  /// Adds an operation that has been done. Its lane was busy with it alone: see Lane::claim.
   void add(Measured operation);
 
   /// Seconds since construction: "<kind>_s" of each kind on a lane beside compute, "busy_<lane>_s"
@@ -68,7 +67,6 @@ class Profile {
   Phase phase_ = Phase::kForward;
   core::ByEnum<Phase, double, kNumPhases> waits_{};
   schedule::PerKind<double> durations_{};
-  schedule::PerLane<wire::Instant> lane_free_{};  // when a lane's last operation was done
 };
 
 }  // namespace dmuon::engine

@@ -1,5 +1,7 @@
 #include "dmuon/wire/group.h"
 
+#include <ATen/ops/empty.h>
+
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -12,6 +14,20 @@ namespace {
 
 // Up to this size a root sends to each member itself: a tree would be hardly shorter.
 constexpr int kMostDirect = 4;
+
+// Closes all connections of a gloo backend, so that peers that wait there fail too. gloo closes
+// them when a receive takes longer than its timeout, so here is one of what nobody sends.
+void close_connections(c10d::Backend& backend) {
+  constexpr int kNobodySends = 0;  // a tag
+  std::vector<at::Tensor> tensors{at::empty({1})};
+  for (int from = 0; from < backend.getSize(); ++from) {
+    try {
+      if (from != backend.getRank())
+        backend.recv(tensors, from, kNobodySends)->wait(std::chrono::milliseconds(1));
+    } catch (const std::exception&) {  // closed, now or before
+    }
+  }
+}
 
 }  // namespace
 
@@ -55,7 +71,12 @@ Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int
   free_point_to_point_ &= backend_->getBackendName() == "gloo";
   core::invariant(!down_ || (down_->getRank() == group_->getRank() && down_->getSize() == size_),
                   "Group ", name_, ": the two process groups differ in rank or size");
-  if (down_ && free_point_to_point_) down_backend_ = down_->getBackend(device_);
+  if (down_ && free_point_to_point_) {
+    down_backend_ = down_->getBackend(device_);
+    in_flight_->on_failure([up = backend_, down = down_backend_] {
+      for (const auto& backend : {up, down}) close_connections(*backend);
+    });
+  }
   groups_messages_ = device_ != c10::DeviceType::CPU && backend_->supportsCoalescing();
 }
 

@@ -59,7 +59,8 @@ class Group {
   ///                members send() to lower ones; broadcasts too, in groups of up to four. gloo's
   ///                receiver tells the sender that it is ready by the connection on which it sends
   ///                itself, so that waits for what it sends. With a connection for each direction
-  ///                nothing waits.
+  ///                nothing waits. When a wait fails, both groups' connections are closed: peers
+  ///                that wait for this member fail at once, whichever group they wait in.
   Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int rank, int size,
         c10::DeviceType device = c10::DeviceType::CPU, std::vector<int> order = {},
         c10::intrusive_ptr<c10d::ProcessGroup> down = {});

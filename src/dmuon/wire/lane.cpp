@@ -4,6 +4,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -255,6 +256,14 @@ bool Lane::ends_within(std::chrono::milliseconds most) {
   const auto end = std::chrono::steady_clock::now() + most;
   if (stream_ && !stream_->ends_before(end)) return false;
   return !worker_ || enqueue(c10::kCPU, [] {}, {}).wait_for(most);
+}
+
+double Lane::claim(double started, double done) {
+  const std::scoped_lock lock(mutex_);
+  // An operation may have begun while others travelled: the lane was theirs.
+  const double since = std::max(started, free_since_);
+  free_since_ = std::max(done, free_since_);
+  return std::min(since, done);
 }
 
 Lane::Lane(std::string name, Purpose purpose) : name_(std::move(name)), purpose_(purpose) {}

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -80,8 +81,10 @@ class Lane {
  public:
   enum class Purpose {
     /// After an operation has failed, the lane runs nothing more, and every later operation fails
-    /// with the same error: a group whose ranks are out of step is useless. A stream of high
-    /// priority.
+    /// with the same error: a group whose ranks are out of step is useless. The lane drops what had
+    /// begun without a wait. gloo's collectives may go on, so memory of messages outlives a
+    /// failure;
+    /// its send and receive end. A stream of high priority.
     kMessages,
     /// An operation that has failed fails those that wait for it. A stream of the lowest priority,
     /// which compute has too.
@@ -103,6 +106,12 @@ class Lane {
   /// True if all enqueued operations have happened, or failed, within this time, on the host.
   bool ends_within(std::chrono::milliseconds most);
 
+  /// Counts the lane as busy with one operation at a time, whichever model's it is. Returns since
+  /// when it was busy with this one: from `started`, but not before the last one was done.
+  /// Operations come as they are done. Thread-safe.
+  /// @param started, done  seconds of one clock.
+  double claim(double started, double done);
+
  private:
   class Ends;
   class Worker;
@@ -110,6 +119,8 @@ class Lane {
 
   std::string name_;
   Purpose purpose_;
+  std::mutex mutex_;
+  double free_since_ = 0;
   std::unique_ptr<Worker> worker_;
   std::unique_ptr<Stream> stream_;
 };

@@ -30,6 +30,7 @@ bool InFlight::wait(const WorkPtr& work) {
     return forget() && done;
   } catch (...) {
     forget();
+    on_failure_();
     throw;
   }
 }

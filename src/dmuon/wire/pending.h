@@ -20,6 +20,9 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 /// The works of a group that threads wait for. Another thread can end these waits. Thread-safe.
 class InFlight {
  public:
+  /// Sets what a thread calls when its wait has failed. Call this before any wait.
+  void on_failure(std::function<void()> call) { on_failure_ = std::move(call); }
+
   /// Waits. Returns false if the work was given up.
   bool wait(const WorkPtr& work);
 
@@ -33,6 +36,7 @@ class InFlight {
 
  private:
   std::mutex mutex_;
+  std::function<void()> on_failure_ = [] {};
   std::shared_future<void> aborted_;
   std::vector<WorkPtr> works_;
   std::string given_up_;
