@@ -61,10 +61,16 @@ def training_flops(config: GPTConfig, model: _plan.Model, num_tokens: int) -> fl
 
 
 def compute_seconds(setting: Setting, batch: int) -> float:
-    """A forward and a backward of the bare model."""
+    """A forward and a backward of the bare model, whose ranks meet at every block, as messages make them.
+
+    Ranks that share cores and meet often take longer than ranks that do not meet: cores idle before each meeting.
+    """
     model = GPT(setting.config)
     if setting.dtype == "bf16":
         model = model.to(torch.bfloat16)
+    for block in model.blocks:
+        block.register_forward_hook(lambda *_: setting.cluster.barrier())
+        block.register_full_backward_hook(lambda *_: setting.cluster.barrier())
     tokens, targets = setting.text.train_batch(0, setting.cluster.part)
     assert len(tokens) == batch
 
