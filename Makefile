@@ -17,7 +17,7 @@ TRAJECTORIES = trajectory composition checkpointing values_between_units gradien
 # Uses the address, because a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 
-.PHONY: help setup setup-build build test test-python test-cpp test-device test-torch test-async test-kernels test-gpu fuzz demo bench bench-host bench-ns bench-counts bench-memory bench-plan bench-ablation bench-cluster bench-simulate wheel lint format clean
+.PHONY: help setup setup-build build test test-python test-cpp test-device test-torch test-async test-kernels test-gpu fuzz demo bench bench-host bench-ns bench-counts bench-memory bench-plan bench-ablation bench-cluster bench-simulate paper wheel lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -122,6 +122,9 @@ bench-simulate: build ## predicted beside measured steps: 1 x 4 on loopback, and
 	  tools/cluster --nodes $$1 --ranks 2 --rate $$2 -- bench/simulate.py --mesh $$1x2 --rounds $(ROUNDS) \
 	    --json out/bench/simulate-$$1x2-$$2.json $(ARGS) || exit $$(($$? == 77 ? 0 : 1)); \
 	done
+
+paper: build ## the paper's figures as dmuon has them, into out/paper; ARGS=--predicted: without the measured ones
+	@$(ENV) python bench/paper.py $(ARGS)
 
 wheel: setup ## for the PyTorch that is installed, into dist/
 	@tools/wheel

@@ -32,7 +32,7 @@ from tqdm.auto import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.interleave import Ratio, orders, paired_ratio
-from bench.provenance import provenance
+from bench.provenance import machine, provenance
 from dmuon import _C, _plan
 
 matplotlib.use("Agg")
@@ -210,7 +210,7 @@ def report(shape: Shape, peak: float, options: argparse.Namespace) -> dict[str, 
 
 def draw_batches(options: argparse.Namespace, to: Path) -> dict[str, list[tuple[int, float]]]:
     """Microseconds a matrix by the number in a batch, with torch.optim.Muon's beside them."""
-    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure, axis = plt.subplots(figsize=(8.5, 4), layout="constrained")
     curves: dict[str, list[tuple[int, float]]] = {}
     for color, (rows, cols) in enumerate(tqdm(BATCHED, desc="batches", leave=False, disable=None)):
         for name, style in (("dmuon", "o-"), ("torch", ":")):
@@ -224,8 +224,11 @@ def draw_batches(options: argparse.Namespace, to: Path) -> dict[str, list[tuple[
             axis.plot(*zip(*drawn, strict=True), style, color=f"C{color}", label=label)
     axis.set(xscale="log", yscale="log", xlabel="matrices in a batch", ylabel="µs a matrix")
     axis.set_xticks(BATCHES, [str(batch) for batch in BATCHES])
-    axis.plot([], [], ":", color="black", label="torch.optim.Muon's, one by one")
-    axis.legend()
+    axis.minorticks_off()
+    axis.plot([], [], ":", color="black", label="torch.optim.Muon's,\nbf16, one by one")
+    dtype = str(options.dtype).removeprefix("torch.")
+    axis.set_title(f"Newton-Schulz by batch size, {dtype}, {machine(options.device)}, measured", fontsize=10)
+    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     to.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(to, metadata={"Date": None} if to.suffix == ".svg" else None)
     return curves

@@ -11,6 +11,12 @@ from pathlib import Path
 import torch
 
 
+def machine(device: torch.device) -> str:
+    """The name of a device, for a picture."""
+    facts = provenance()
+    return facts["gpu" if device.type == "cuda" else "cpu"]
+
+
 def provenance() -> dict[str, str]:
     """Lines to print above any table of figures, in order."""
     model = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())

@@ -25,6 +25,7 @@ from bench.contender import LABELS, NAMES, Cluster, Contender, Rates, mean_times
 from bench.gpt import GPTConfig
 from bench.interleave import orders
 from bench.memory import MemoryMeter
+from bench.provenance import machine
 from bench.text import Text, load_text
 
 # Before the first timed block: dmuon traces its first step, allocators and transports warm up.
@@ -182,7 +183,7 @@ def main() -> None:
         num_weights = sum(weight.numel() for weight in contenders[options.optimizers[0]].model.parameters())
         mesh = "x".join(map(str, cluster.mesh.shape)) if cluster.mesh else "one process"
         title = f"GPT, {num_weights / 1e6:.1f} M weights, {cluster.device.type}, mesh {mesh}, {options.dtype}"
-        facts = {"title": title, "command": sys.argv, "torch": torch.__version__}
+        facts = {"title": title, "machine": machine(cluster.device), "command": sys.argv, "torch": torch.__version__}
         report.write(records, facts, options.out)
         console.print(report.table(records, title))
         console.print(f"peak MB: of a rank, the largest over ranks; figures and results.json in {options.out}/")

@@ -1,7 +1,8 @@
-"""Reports a training run's contenders: a table, two figures, JSON."""
+"""Reports a training run's contenders: a table, three figures, JSON."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from dataclasses import asdict, dataclass, field
@@ -39,6 +40,14 @@ class Record:
     def block_seconds(self) -> list[float]:
         return [statistics.fmean(times.step for times in block) for block in self.blocks]
 
+    def seconds(self) -> list[float]:
+        """Training time at each validation, from the end of the warm-up, without the validations.
+
+        A block's first step, which is not timed, counts as the mean of the others.
+        """
+        times = zip(self.block_seconds(), self.blocks, strict=True)
+        return list(itertools.accumulate(mean * (len(block) + 1) for mean, block in times))
+
     def ratio_to(self, base: Record) -> Ratio:
         return paired_ratio(self.block_seconds(), base.block_seconds())
 
@@ -68,8 +77,9 @@ def table(records: dict[str, Record], title: str) -> Table:
 
 
 def write(records: dict[str, Record], facts: dict[str, Any], out: Path) -> None:
-    """loss.png, step_time.png and results.json into `out`."""
+    """loss.png, loss_by_time.svg, step_time.png and results.json into `out`."""
     _draw_loss(records, out / "loss.png")
+    _draw_loss_by_time(records, f"{facts['title']}, measured on {facts['machine']}", out / "loss_by_time.svg")
     _draw_step_time(records, out / "step_time.png")
     contenders = {}
     for name, record in records.items():
@@ -82,6 +92,7 @@ def write(records: dict[str, Record], facts: dict[str, Any], out: Path) -> None:
             "peak_bytes": record.peak_bytes,
             "losses": record.losses,
             "validation": record.validation,
+            "seconds": record.seconds(),
         }
         contenders[name] = summary
     (out / "results.json").write_text(json.dumps({**facts, "optimizers": contenders}, indent=1) + "\n")
@@ -100,6 +111,19 @@ def _draw_loss(records: dict[str, Record], path: Path) -> None:
     axis.grid(alpha=0.3)
     axis.legend()
     figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _draw_loss_by_time(records: dict[str, Record], title: str, path: Path) -> None:
+    figure, axis = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for name, record in records.items():
+        losses = [loss for _, loss in record.validation]
+        axis.plot(record.seconds(), losses, color=COLORS[name], marker="o", markersize=3, label=LABELS[name])
+    axis.set(xlabel="seconds of training after the warm-up", ylabel="validation loss, nats a byte")
+    axis.set_title(title, fontsize=10)
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dmuon import _plan
@@ -28,9 +28,8 @@ def simulate(arguments: argparse.Namespace) -> str:
     if arguments.paper:
         return simulate_paper(_alone(arguments))
     _check(arguments)
-    meshes = arguments.meshes or [arguments.mesh]
     with _progress() as note:
-        simulations = [_simulate_on(arguments, mesh, note) for mesh in meshes]
+        simulations = simulate_meshes(arguments, note)
     if arguments.plot is not None:
         if arguments.meshes:
             write_file(arguments.plot, lambda: draw_sweep(arguments.plot, simulations))
@@ -45,6 +44,11 @@ def simulate(arguments: argparse.Namespace) -> str:
         return f"{simulations[0]}\n"
     first = str(simulations[0]).splitlines()
     return "\n".join([*first[:3], sweep_table(simulations), first[-1]]) + "\n"
+
+
+def simulate_meshes(arguments: argparse.Namespace, note: Callable[[str], None]) -> list[Simulation]:
+    """Returns the prediction on --mesh, or on each of --meshes. Gives `note` a text before each part of the work."""
+    return [_simulate_on(arguments, mesh, note) for mesh in arguments.meshes or [arguments.mesh]]
 
 
 def _alone(arguments: argparse.Namespace) -> bool:
@@ -70,7 +74,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError("--trace: expected --mesh, since a trace is of one step; got --meshes")
 
 
-def _simulate_on(arguments: argparse.Namespace, mesh: tuple[int, int], note: Note) -> Simulation:
+def _simulate_on(arguments: argparse.Namespace, mesh: tuple[int, int], note: Callable[[str], None]) -> Simulation:
     here = argparse.Namespace(**vars(arguments) | {"mesh": mesh})
     name = f"{mesh[0]}x{mesh[1]}"
     note(f"planning {name}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from dmuon._planning.pictures import new_figure
 from dmuon._simulating.simulation import CONTENDERS, Simulation
 
-_COLORS = {"AdamW": "#7f7f7f", "dmuon": "#1f77b4", "Muon-AG": "#d62728"}
+COLORS = {"AdamW": "#7f7f7f", "dmuon": "#1f77b4", "Muon-AG": "#d62728"}
 
 
 def draw_sweep(path: str | os.PathLike[str], simulations: Sequence[Simulation]) -> None:
@@ -19,20 +20,26 @@ def draw_sweep(path: str | os.PathLike[str], simulations: Sequence[Simulation]) 
     """
     figure = new_figure("simulate", figsize=(11.0, 4.2), dpi=150)
     steps, optimizers = figure.subplots(1, 2)
-    places = range(len(simulations))
-    names = [simulation.title.rpartition(" on ")[2] for simulation in simulations]
-    for contender in CONTENDERS:
-        predictions = [simulation.steps[contender] for simulation in simulations]
-        style = {"marker": "o", "color": _COLORS[contender], "label": contender}
-        steps.plot(places, [prediction.step_ms for prediction in predictions], **style)
-        optimizers.plot(places, [prediction.optimizer_ms for prediction in predictions], **style)
-    for axes, words in ((steps, "step, ms"), (optimizers, "for the optimizer, ms")):
-        axes.set_xticks(places, names)
-        axes.set_xlabel("nodes x devices a node")
-        axes.set_ylabel(words)
-        axes.grid(alpha=0.3)
+    plot_contenders(steps, simulations, lambda simulation, name: simulation.steps[name].step_ms)
+    plot_contenders(optimizers, simulations, lambda simulation, name: simulation.steps[name].optimizer_ms)
+    steps.set(xlabel="nodes x devices a node", ylabel="step, ms")
+    optimizers.set(xlabel="nodes x devices a node", ylabel="for the optimizer, ms", yscale="log")
     steps.set_ylim(bottom=0)
-    optimizers.set_yscale("log")
     steps.legend(frameon=False, loc="lower right")
-    figure.suptitle(f"{simulations[0].title.rpartition(' on ')[0]}, predicted", fontsize=10)
+    figure.suptitle(simulations[0].heading(with_mesh=False), fontsize=10)
     figure.savefig(path)
+
+
+def plot_contenders(
+    axes: Any,
+    simulations: Sequence[Simulation],
+    value: Callable[[Simulation, str], float],
+    contenders: Sequence[str] = CONTENDERS,
+) -> None:
+    """Draws one line a contender: `value(simulation, contender)` by mesh. Meshes are at 0, 1, 2 and so on."""
+    places = range(len(simulations))
+    for name in contenders:
+        values = [value(simulation, name) for simulation in simulations]
+        axes.plot(places, values, marker="o", markersize=4, color=COLORS[name], label=name)
+    axes.set_xticks(places, [simulation.title.rpartition(" on ")[2] for simulation in simulations])
+    axes.grid(alpha=0.3)

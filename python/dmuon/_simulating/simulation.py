@@ -62,6 +62,11 @@ class Simulation:
         """Returns a contender's step over AdamW's."""
         return self.steps[contender].step_ms / self.steps["AdamW"].step_ms
 
+    def heading(self, with_mesh: bool = True) -> str:
+        """Returns the title of a picture: model, mesh, tokens and device."""
+        title = self.title if with_mesh else self.title.rpartition(" on ")[0]
+        return f"{title}, {self.cluster.tokens} tokens a device and step, {self.cluster.device.description}, predicted"
+
     def __str__(self) -> str:
         device, network = self.cluster.device, self.cluster.network
         lines = [
@@ -127,7 +132,7 @@ class Simulation:
         Raises:
             ImportError: matplotlib is missing.
         """
-        draw(path, [self._panel("AdamW"), self._panel("dmuon")], self.title, "ms", "simulate")
+        draw(path, [self._panel("AdamW"), self._panel("dmuon")], self.heading(), "ms", "simulate")
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the step as a Chrome trace for https://ui.perfetto.dev. A process is a contender, a thread a lane."""
