@@ -76,7 +76,7 @@ def compute_seconds(setting: Setting, batch: int) -> float:
 
     def work() -> None:
         logits = model(tokens)
-        F.cross_entropy(logits.float().flatten(0, 1), targets.flatten()).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(logits.float().flatten(0, 1), targets.flatten()).backward()
         model.zero_grad()
 
     return seconds(setting, work)

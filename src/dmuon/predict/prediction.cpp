@@ -56,19 +56,20 @@ Span named(const simulate::SimulatedSpan& span, const simulate::Issue& issue) {
 }
 
 // What holds up a rank's modules because it runs on their device: the update, on CPUs also messages
-// inside the node. Modules that are held up wait less for messages.
+// inside the node. Modules of a forward that are held up wait less for weights. Those of a backward
+// send their gradients later, so their waits stay.
 struct HeldUp {
   HeldUp(const RankStep& step, bool on_cpu) {
-    double idle_us = 0;
     for (const Phase phase : kPhases) {
-      update_us += step.beside_us[phase][Lane::kUpdate];
-      all_us += step.beside_us[phase][Lane::kUpdate];
-      idle_us += step.waits_us[phase][Cause::kInter];
-      (on_cpu ? all_us : idle_us) +=
-          on_cpu ? step.beside_us[phase][Lane::kIntra] : step.waits_us[phase][Cause::kIntra];
+      const auto& beside = step.beside_us[phase];
+      const auto& waits = step.waits_us[phase];
+      double held_us = beside[Lane::kUpdate] + (on_cpu ? beside[Lane::kIntra] : 0);
+      // Where messages inside the node share the device, they take its time in waits too.
+      const double idle_us = waits[Cause::kInter] + (on_cpu ? 0 : waits[Cause::kIntra]);
+      if (phase == Phase::kForward) held_us = std::max(0.0, held_us - idle_us);
+      all_us += held_us;
+      update_us += std::min(held_us, beside[Lane::kUpdate]);
     }
-    all_us = std::max(0.0, all_us - idle_us);
-    update_us = std::min(update_us, all_us);
   }
 
   double all_us = 0;

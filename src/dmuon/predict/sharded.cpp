@@ -21,7 +21,9 @@ layout::Mesh simulated(const layout::Mesh& mesh) {
 // Lists what a rank issues.
 class Writer {
  public:
-  Writer(int num_units, simulate::Program* program) : num_units_(num_units), program_(*program) {}
+  /// @param blocks  compute waits for each message: FSDP2's calls of gloo return when it has come.
+  Writer(int num_units, bool blocks, simulate::Program* program)
+      : num_units_(num_units), blocks_(blocks), program_(*program) {}
 
   void forward() {
     begin_event();
@@ -46,12 +48,10 @@ class Writer {
       add({.kind = Kind::kRouteInter,
            .subject = UnitIndex(unit),
            .after = {{Kind::kRouteIntra, UnitIndex(unit)}}});
+      if (blocks_) finish_route(unit);
     }
-    for (int unit = num_units_; unit-- > 0;) {
-      add({.kind = Kind::kFinishRouteInter,
-           .subject = UnitIndex(unit),
-           .after = {{Kind::kRouteInter, UnitIndex(unit)}}});
-    }
+    if (blocks_) return;
+    for (int unit = num_units_; unit-- > 0;) finish_route(unit);
   }
 
   void step(Sharded optimizer) {
@@ -73,7 +73,15 @@ class Writer {
   void add(schedule::Operation operation) {
     program_.issues.push_back({.operation = std::move(operation), .event = event_});
   }
-  void publish(int unit) { add({.kind = Kind::kPublishIntra, .subject = UnitIndex(unit)}); }
+  void publish(int unit) {
+    add({.kind = Kind::kPublishIntra, .subject = UnitIndex(unit)});
+    if (blocks_) await(unit);
+  }
+  void finish_route(int unit) {
+    add({.kind = Kind::kFinishRouteInter,
+         .subject = UnitIndex(unit),
+         .after = {{Kind::kRouteInter, UnitIndex(unit)}}});
+  }
   void await(int unit) {
     add({.kind = Kind::kAwaitWeights,
          .subject = UnitIndex(unit),
@@ -86,6 +94,7 @@ class Writer {
   }
 
   int num_units_;
+  bool blocks_;
   simulate::Program& program_;
   int event_ = -1;
 };
@@ -115,7 +124,7 @@ simulate::Programs sharded_programs(const Setting& setting, Sharded optimizer, i
         core::Vector<core::Slot, std::int64_t>(layout->num_slots(), count > 0 ? 1 : 0);
   }
   for (int unit = 1; unit < elements.size(); ++unit) program.batches.push_back({UnitIndex(unit)});
-  Writer writer(elements.size(), &program);
+  Writer writer(elements.size(), setting.plan.options.on_cpu, &program);
   for (int step = 0; step < num_steps; ++step) {
     writer.forward();
     writer.backward();

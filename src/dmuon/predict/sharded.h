@@ -17,7 +17,8 @@ enum class Sharded {
 /// mesh.
 ///
 /// FSDP2 gathers a unit's weights one use ahead, in the backward too. A unit's gradients are
-/// reduced and scattered inside the node after its backward, then summed between nodes.
+/// reduced and scattered inside the node after its backward, then summed between nodes. On CPUs it
+/// waits for each message before it goes on.
 simulate::Programs sharded_programs(const Setting& setting, Sharded optimizer, int num_steps);
 
 /// The elements of each unit of these programs. The first unit has what Muon does not take.
