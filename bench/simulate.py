@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 4 bench/simulate.py --mesh 2x2
     tools/cluster --nodes 2 --ranks 2 --rate 1gbit -- bench/simulate.py --mesh 2x2
 
-Rates are measured first, on all ranks at once, as they share the machine in training too: the bare model's forward and
-backward, fused AdamW on a shard, and gathers and sums of a block's size along rows and columns. Updates take what the
-plan has measured. Then AdamW and dmuon train in turns.
+Rates are measured first, on all ranks at once, because they share the machine in training too. These are the rates of
+the bare model's forward and backward, of fused AdamW on a shard, and of gathers and sums of a block's size along rows
+and columns. The plan has measured updates. Then AdamW and dmuon train in turns.
 """
 
 from __future__ import annotations

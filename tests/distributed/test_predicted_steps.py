@@ -14,7 +14,7 @@ from dmuon import _plan
 
 
 def planned(mesh, schedule):
-    """What this rank issues in a step, as the engine's schedule says, with the plan that it follows."""
+    """This rank's operations in a step, as the engine's schedule says, and the plan that it follows."""
     trained = Trained(mesh, schedule)
     passes = dmuon.schedule(trained.model).passes
     issued = [(o.lane, o.kind, o.unit) for operations in passes.values() for o in operations]

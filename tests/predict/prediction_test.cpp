@@ -87,7 +87,7 @@ TEST(Predict, MuonAgOrthogonalisesEverythingOnEveryRank) {
   EXPECT_NEAR(muon_ag.update_ms, all_ms, 0.1 * all_ms);
 }
 
-// What Muon does not take is AdamW's in all programs.
+// AdamW updates the parameters that Muon does not take, in all programs.
 TEST(Predict, ParametersOutsideOfMuonAreUpdatedByAdamW) {
   Setting setting = small_setting({1, 4});
   setting.training.outside_elements = 4'000'000;

@@ -35,7 +35,7 @@ def simulate(
 
     Args:
         model: a module before `dedicate_params` and `fully_shard`, on any device ("meta" will do). Or the name of a
-            model, as `dmuon models` lists them. Of a module only the matrices' FLOPs count, not attention's.
+            model, as `dmuon models` lists them. Predictions count the FLOPs of a module's matrices, not those of attention.
         mesh: (nodes, devices a node).
         device: a device's name, as `dmuon models` lists them.
         network: a network's name. None means the device's usual one.

@@ -20,7 +20,7 @@ using simulate::TrainingEvent;
 
 namespace {
 
-/// Of a picture whose unit of time is the forward of a unit.
+/// Durations for a picture whose unit of time is the forward of a unit.
 class Relative : public simulate::Durations {
  public:
   Relative(double forward, double backward, double prepare, double orthogonalise, double apply,

@@ -25,7 +25,7 @@ std::string with_index(const std::string& name, std::int64_t index) {
   return name.substr(0, place) + std::to_string(index) + name.substr(place + 2);
 }
 
-// What an entry of a file says of each unit that it makes.
+// The content of an entry of a file, for each unit that it makes.
 struct Entry {
   std::vector<plan::Parameter> matrices;  ///< without their unit
   double flops = 0;                       ///< as Training::unit_flops

@@ -11,7 +11,7 @@
 
 namespace dmuon::catalog {
 
-/// What a training step of a model computes beside its optimizer. Units are numbered as
+/// The work of a model's training step beside its optimizer. Units are numbered as
 /// Parameter::unit; those without matrices have 0.
 struct Training {
   int sequence = 0;                   ///< tokens of a sequence; 0: the file does not say

@@ -17,7 +17,7 @@ simulate::Job owned_job(const Setting& setting, int num_steps);
 /// Returns what a rank issues in a step after the first, in order.
 std::vector<simulate::Issue> owned_step(const Setting& setting, core::Owner rank);
 
-/// How long these steps take, operation by operation.
+/// The durations of these steps, operation by operation.
 class OwnedDurations : public simulate::Durations {
  public:
   /// @param job  owned_job(setting, ...). Both must outlive the object.

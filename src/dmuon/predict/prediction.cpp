@@ -55,16 +55,16 @@ Span named(const simulate::SimulatedSpan& span, const simulate::Issue& issue) {
           .end_ms = kMs * span.end_us};
 }
 
-// What holds up a rank's modules because it runs on their device: the update, on CPUs also messages
-// inside the node. Modules of a forward that are held up wait less for weights. Those of a backward
-// send their gradients later, so their waits stay.
+// The time by which other work on a rank's device holds up its modules: the update does, on CPUs
+// also messages inside the node. Held up modules of a forward wait less for weights. Held up
+// modules of a backward send their gradients later, so they wait as long as before.
 struct HeldUp {
   HeldUp(const RankStep& step, bool on_cpu) {
     for (const Phase phase : kPhases) {
       const auto& beside = step.beside_us[phase];
       const auto& waits = step.waits_us[phase];
       double held_us = beside[Lane::kUpdate] + (on_cpu ? beside[Lane::kIntra] : 0);
-      // Where messages inside the node share the device, they take its time in waits too.
+      // If messages inside the node share the device, they take its time in waits too.
       const double idle_us = waits[Cause::kInter] + (on_cpu ? 0 : waits[Cause::kIntra]);
       if (phase == Phase::kForward) held_us = std::max(0.0, held_us - idle_us);
       all_us += held_us;
@@ -113,7 +113,7 @@ Prediction sum_up(const simulate::Programs& programs, const simulate::Execution&
   return result;
 }
 
-// What a member receives of a publication, or sends of a route.
+// The bytes that a member receives of a publication, or sends of a route.
 double through_member(const std::vector<schedule::Message>& messages, int member) {
   double bytes = 0;
   for (const schedule::Message& message : messages)

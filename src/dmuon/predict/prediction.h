@@ -21,7 +21,7 @@ inline constexpr core::EachOf<Contender, kNumContenders> kContenders;
 
 const char* name_of(Contender contender);
 
-/// What the first rank does in the step.
+/// An operation of the first rank in the step.
 struct Span {
   std::string lane;
   std::string kind;  ///< "forward", "backward", or an operation's
@@ -37,11 +37,11 @@ struct Prediction {
   double step_ms = 0;            ///< of the three phases and of what is below
   PerPhase<double> phases_ms{};  ///< as far as lanes of a rank do not slow each other down
   double adamw_ms = 0;           ///< AdamW of all, or of what Muon does not take
-  /// What runs beside modules on their device holds them up, on the rank where that is most: the
-  /// update; on CPUs also messages inside the node.
+  /// The time by which other work holds up modules of the same device, on the rank with most of it:
+  /// the update does; on CPUs also messages inside the node.
   double beside_ms = 0;
-  /// What the step takes longer for its optimizer: in the third phase, without waits for gradients;
-  /// for AdamW; and where updates hold up later work.
+  /// The time that the step is longer for its optimizer: the third phase without waits for
+  /// gradients, AdamW, and updates that hold up later work.
   double optimizer_ms = 0;
   double update_ms = 0;  ///< Newton-Schulz and what is around it, of the slowest rank
   PerPhase<PerCause<double>> waits_ms{};

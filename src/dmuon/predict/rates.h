@@ -8,7 +8,7 @@
 
 namespace dmuon::predict {
 
-/// How long a device's own work takes, and messages of given sizes. Times are microseconds.
+/// Durations of a device's own work and of messages, in microseconds.
 class Rates {
  public:
   explicit Rates(const Setting& setting);

@@ -5,7 +5,7 @@
 
 namespace dmuon::predict {
 
-/// What a step is predicted for.
+/// The task of a prediction.
 struct Setting {
   plan::Plan plan;  ///< mesh, matrices, owners, batches and their costs, options of the step
   catalog::Training training;

@@ -12,9 +12,8 @@ enum class Sharded {
             ///< ranks of a node
 };
 
-/// Training steps under FSDP2, inside a node, or HSDP, between nodes. All ranks do the same. So two
-/// nodes of two ranks stand for all, or fewer if the mesh has fewer; durations are those of the
-/// mesh.
+/// Training steps under FSDP2, inside a node, or HSDP, between nodes. All ranks do the same. So at
+/// most two nodes of at most two ranks stand for all. Durations are those of the mesh.
 ///
 /// FSDP2 gathers a unit's weights one use ahead, in the backward too. A unit's gradients are
 /// reduced and scattered inside the node after its backward, then summed between nodes. On CPUs it

@@ -16,7 +16,7 @@ inline constexpr core::EachOf<Phase, kNumPhases> kPhases;
 template <typename T>
 using PerPhase = core::ByEnum<Phase, T, kNumPhases>;
 
-/// What compute waits for: the lane that is busy meanwhile, the one nearest to it first.
+/// A wait counts for the lane that is busy meanwhile; the one nearest to compute comes first.
 enum class Cause : int { kIntra, kInter, kUpdate, kPeers };
 inline constexpr int kNumCauses = 4;
 inline constexpr core::EachOf<Cause, kNumCauses> kCauses;
