@@ -68,6 +68,19 @@ TEST(Directions, LateUpdatesHideBehindWaits) {
   EXPECT_LT(step_ms(late_one, Contender::kDmuon), step_ms(in_step, Contender::kDmuon));
 }
 
+// Whatever waits there are for late updates to hide behind.
+TEST(Directions, AFasterLinkIsNeverSlower) {
+  Setting setting = small_setting({2, 4}, 8, late());
+  setting.training.outside_elements = 3'000'000;
+  double before = 1e300;
+  for (double gb_per_s = 1; gb_per_s < 5000; gb_per_s *= 1.5) {
+    setting.device.link_gb_per_s = gb_per_s;
+    const double now = step_ms(setting, Contender::kDmuon);
+    EXPECT_LE(now, before + 1e-6) << gb_per_s;
+    before = now;
+  }
+}
+
 TEST(Directions, WithoutNodeCopiesMoreTravelsBetweenNodes) {
   plan::PlanOptions options;
   options.node_copy = false;

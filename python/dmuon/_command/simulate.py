@@ -18,7 +18,7 @@ from dmuon._command.task import Task, read_model, read_task
 from dmuon._planning import pictures
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
 from dmuon._simulating.pictures import draw_sweep
-from dmuon._simulating.simulation import DEFAULT_TOKENS, Cluster, Simulation, sweep_table
+from dmuon._simulating.simulation import DEFAULT_TOKENS, MOST_DEVICES, Cluster, Simulation, sweep_table
 
 _PATIENCE_S = 2.0  # of somebody who sees nothing
 
@@ -65,6 +65,9 @@ def _alone(arguments: argparse.Namespace) -> bool:
 def _check(arguments: argparse.Namespace) -> None:
     if (arguments.mesh is None) == (arguments.meshes is None):
         raise ValueError("simulate: expected --mesh or --meshes, one of them")
+    for nodes, devices in arguments.meshes or [arguments.mesh]:
+        if nodes * devices > MOST_DEVICES:
+            raise ValueError(f"--mesh: expected at most {MOST_DEVICES} devices, got {nodes}x{devices}")
     if arguments.plot is not None:
         pictures.require_format(arguments.plot, "--plot")
     files = [os.path.realpath(file) for file in (arguments.plot, arguments.trace) if file is not None]

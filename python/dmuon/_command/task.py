@@ -33,7 +33,8 @@ def read_task(arguments: argparse.Namespace) -> Task:
     """
     if (arguments.model is None) == (arguments.inventory is None):
         raise ValueError("expected --model or --inventory, one of them")
-    if arguments.device is not None and arguments.costs is not None:
+    # A prediction of a step asks a device for more than costs.
+    if arguments.device is not None and arguments.costs is not None and arguments.command != "simulate":
         raise ValueError("expected --device or --costs, got both")
     model = read_model(arguments, arguments.tp > 1)
     nodes, gpus = arguments.mesh
@@ -43,7 +44,7 @@ def read_task(arguments: argparse.Namespace) -> Task:
         costs = _plan.modelled_costs(inventory, arguments.device or DEFAULT_DEVICE, mesh.tensor_parallel)
     else:
         costs = from_file(arguments.costs, _plan.CostTable.from_json, "--costs: cannot read")
-        costs = _plan.with_exchange(costs, DEFAULT_DEVICE, mesh.tensor_parallel)
+        costs = _plan.with_exchange(costs, arguments.device or DEFAULT_DEVICE, mesh.tensor_parallel)
     title = f"{model.name}{' (stand-in)' if model.stand_in else ''} on {nodes}x{gpus}"
     return Task(title, inventory, mesh, costs, _options(arguments))
 

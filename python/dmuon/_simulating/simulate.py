@@ -8,12 +8,12 @@ import os
 import torch.nn as nn
 
 from dmuon import _plan
-from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, decide, from_file, reserve_bytes
+from dmuon._planning.owner_plan import DEFAULT_DEVICE, decide, from_file, reserve_bytes
 from dmuon._planning.plan import inventory
 from dmuon._setup.options import Planning, require_path
 from dmuon._setup.routing import Select
 from dmuon._setup.strategies import require_strategy
-from dmuon._simulating.simulation import DEFAULT_TOKENS, Cluster, Simulation
+from dmuon._simulating.simulation import DEFAULT_TOKENS, MOST_DEVICES, Cluster, Simulation
 
 
 def simulate(
@@ -35,7 +35,8 @@ def simulate(
 
     Args:
         model: a module before `dedicate_params` and `fully_shard`, on any device ("meta" will do). Or the name of a
-            model, as `dmuon models` lists them. Predictions count the FLOPs of a module's matrices, not those of attention.
+            model, as `dmuon models` lists them. Predictions count the FLOPs of a module's
+            matrices, not those of attention.
         mesh: (nodes, devices a node).
         device: a device's name, as `dmuon models` lists them.
         network: a network's name. None means the device's usual one.
@@ -50,8 +51,8 @@ def simulate(
     """
     if not isinstance(mesh, tuple | list) or len(mesh) != 2 or not all(type(n) is int and 0 < n < 2**31 for n in mesh):
         raise ValueError(f"simulate: mesh: expected (nodes, devices a node), got {mesh!r}")
-    if mesh[0] * mesh[1] > MOST_OWNERS:
-        raise ValueError(f"simulate: mesh: expected at most {MOST_OWNERS} devices, got {mesh}")
+    if mesh[0] * mesh[1] > MOST_DEVICES:
+        raise ValueError(f"simulate: mesh: expected at most {MOST_DEVICES} devices, got {mesh}")
     require_strategy(strategy, "simulate")
     if tokens is not None and (type(tokens) is not int or not 0 < tokens < 2**31):
         raise ValueError(f"simulate: tokens: expected a whole number above 0, got {tokens!r}")

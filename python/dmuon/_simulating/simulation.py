@@ -14,6 +14,7 @@ from dmuon._planning.table import mesh_text
 from dmuon._planning.timeline import LANES, Bar, Panel, draw
 
 DEFAULT_TOKENS = 4096
+MOST_DEVICES = 2048  # whose messages take some ten seconds to simulate
 CONTENDERS = ("AdamW", "dmuon", "Muon-AG")
 _CAUSES = {
     "intra": "messages inside the node",
@@ -206,7 +207,8 @@ def _waits_text(name: str, step: _plan.Prediction) -> str:
     ]
     if step.beside_ms >= 0.05:
         waits.append(f"{step.beside_ms:.1f} while others share the device")
-    return f"{name} waits, ms: {', '.join(waits) or 'none'}; host {step.host_ms:.0f} ms"
+    decides = ", which the step takes" if step.step_ms <= step.host_ms else ""
+    return f"{name} waits, ms: {', '.join(waits) or 'none'}; host {step.host_ms:.0f} ms{decides}"
 
 
 def _subject(span: _plan.PredictedSpan, names: Sequence[str]) -> str:

@@ -40,6 +40,29 @@ predict::Contender contender_of(const std::string& name) {
                               "'");
 }
 
+void init_rates(py::module_& module) {
+  py::class_<plan::Network>(module, "Network", "What connects nodes.")
+      .def(py::init([](std::string name, double gb_per_s, double latency_us, bool per_device) {
+             return plan::Network{std::move(name), "", "", gb_per_s, latency_us, per_device};
+           }),
+           py::arg("name"), py::arg("gb_per_s"), py::arg("latency_us"), py::arg("per_device"))
+      .def_readonly("name", &plan::Network::name)
+      .def_readwrite("gb_per_s", &plan::Network::gb_per_s)
+      .def_readonly("latency_us", &plan::Network::latency_us)
+      .def_readonly("per_device", &plan::Network::per_device);
+  py::class_<plan::Device>(module, "Device", "A device's rates.")
+      .def_readonly("name", &plan::Device::name)
+      .def_readonly("description", &plan::Device::description)
+      .def_readonly("network", &plan::Device::network)
+      .def_readonly("memory_gb", &plan::Device::memory_gb)
+      .def_readwrite("elementwise_gb_per_s", &plan::Device::elementwise_gb_per_s)
+      .def_readwrite("link_gb_per_s", &plan::Device::link_gb_per_s)
+      .def_readwrite("launch_us", &plan::Device::launch_us)
+      .def_readwrite("training_tflops", &plan::Device::training_tflops);
+  module.def("device", &catalog::device, py::arg("name"));
+  module.def("network", &catalog::network, py::arg("name"));
+}
+
 }  // namespace
 
 void init_predict(py::module_& module) {
@@ -68,26 +91,7 @@ void init_predict(py::module_& module) {
       .def_property_readonly("begins_ms", [](const Prediction& p) { return by_name(p.begins_ms); })
       .def_readonly("spans", &Prediction::spans)
       .def_property_readonly("hidden", &Prediction::hidden);
-  py::class_<plan::Network>(module, "Network", "What connects nodes.")
-      .def(py::init([](std::string name, double gb_per_s, double latency_us, bool per_device) {
-             return plan::Network{std::move(name), "", "", gb_per_s, latency_us, per_device};
-           }),
-           py::arg("name"), py::arg("gb_per_s"), py::arg("latency_us"), py::arg("per_device"))
-      .def_readonly("name", &plan::Network::name)
-      .def_readwrite("gb_per_s", &plan::Network::gb_per_s)
-      .def_readonly("latency_us", &plan::Network::latency_us)
-      .def_readonly("per_device", &plan::Network::per_device);
-  py::class_<plan::Device>(module, "Device", "A device's rates.")
-      .def_readonly("name", &plan::Device::name)
-      .def_readonly("description", &plan::Device::description)
-      .def_readonly("network", &plan::Device::network)
-      .def_readonly("memory_gb", &plan::Device::memory_gb)
-      .def_readwrite("elementwise_gb_per_s", &plan::Device::elementwise_gb_per_s)
-      .def_readwrite("link_gb_per_s", &plan::Device::link_gb_per_s)
-      .def_readwrite("launch_us", &plan::Device::launch_us)
-      .def_readwrite("training_tflops", &plan::Device::training_tflops);
-  module.def("device", &catalog::device, py::arg("name"));
-  module.def("network", &catalog::network, py::arg("name"));
+  init_rates(module);
   module.def(
       "predict",
       [](const plan::Plan& plan, const catalog::Model& model, const plan::Device& device,

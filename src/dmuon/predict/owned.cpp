@@ -167,7 +167,8 @@ double OwnedDurations::message_us(Owner rank, const simulate::Issue& issue,
   const Shares& shares = (publishes ? weights_ : gradients_)[issue.unit()];
   const bool in_row = message.axis == layout::Axis::kRow;
   const auto column = layout_.shard_of(layout_.slot_of(rank)).position();
-  return static_cast<double>(message.bytes) * (in_row ? shares.row : shares.columns[column]);
+  return times_sent(issue) * static_cast<double>(message.bytes) *
+         (in_row ? shares.row : shares.columns[column]);
 }
 
 }  // namespace dmuon::predict

@@ -10,6 +10,14 @@ namespace dmuon::predict {
 /// every slot owns an equal part of it. It comes before the plan's units.
 inline constexpr core::UnitIndex kOutside{0};
 
+/// How often an operation's bytes travel: HSDP sums gradients of kOutside between nodes, there and
+/// back, and sends none of its weights there.
+inline int times_sent(const simulate::Issue& issue) {
+  if (issue.unit() != kOutside) return 1;
+  if (issue.is(schedule::Kind::kRouteInter)) return 2;
+  return issue.is(schedule::Kind::kPublishInter) ? 0 : 1;
+}
+
 /// Returns training steps of a plan, whose units run in order once a pass. Without parameters
 /// outside of Muon kOutside is empty.
 simulate::Job owned_job(const Setting& setting, int num_steps);

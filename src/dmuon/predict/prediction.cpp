@@ -31,15 +31,36 @@ double num_elements(const plan::Inventory& inventory) {
   return sum;
 }
 
-double largest_unit(const plan::Inventory& inventory) {
+// The fullest rank's bytes of what the plan counts, of parameters outside of Muon, and of their
+// whole weights and gradients: FSDP2's root group keeps its weights gathered during a step, and has
+// its gradients whole when all others have gone.
+double owned_memory(const Setting& setting, double outside) {
+  const plan::Plan& plan = setting.plan;
+  const double ranks = static_cast<double>(plan.mesh.num_shards) * plan.mesh.tensor_parallel;
+  const double whole = outside / plan.mesh.tensor_parallel;
   double most = 0;
-  for (const auto& parameters : plan::group_by_unit(inventory)) {
-    double elements = 0;
-    for (const core::ParameterIndex w : parameters)
-      elements += static_cast<double>(inventory[w].num_elements());
-    most = std::max(most, elements);
+  for (const plan::Memory& memory : plan.memory) {
+    const auto moves = static_cast<double>(std::max(memory.buffers, memory.update));
+    most = std::max(most, static_cast<double>(memory.state + memory.node_copy) +
+                              std::max(moves, whole * plan.options.gradient_bytes));
   }
-  return most;
+  return most + kAdamwState * outside / ranks + whole * plan.options.weight_bytes;
+}
+
+// Likewise under FSDP2, of which two units' weights and one's gradients are whole at the peak.
+double sharded_memory(const Setting& setting, double outside, bool muon) {
+  const plan::Plan& plan = setting.plan;
+  const double ranks = static_cast<double>(plan.mesh.num_shards) * plan.mesh.tensor_parallel;
+  const double weights = plan.options.weight_bytes;
+  const double gradients = plan.options.gradient_bytes;
+  const core::Vector<UnitIndex, double> units = elements_of(setting);
+  double largest = 0;
+  for (const UnitIndex unit : units.indices())
+    if (unit != kOutside) largest = std::max(largest, units[unit]);
+  const double moves = std::max(largest * (2 * weights + gradients), outside * gradients);
+  const double state =
+      kAdamwState * outside + (muon ? kMuonState : kAdamwState) * num_elements(plan.inventory);
+  return state / ranks + (moves + outside * weights) / plan.mesh.tensor_parallel;
 }
 
 Span named(const simulate::SimulatedSpan& span, const simulate::Issue& issue) {
@@ -56,19 +77,15 @@ Span named(const simulate::SimulatedSpan& span, const simulate::Issue& issue) {
 }
 
 // The time by which other work on a rank's device holds up its modules: the update does, on CPUs
-// also messages inside the node. Held up modules of a forward wait less for weights. Held up
-// modules of a backward send their gradients later, so they wait as long as before.
+// also messages inside the node. Held up modules of a forward wait less for weights afterwards.
+// Held up modules of a backward send their gradients later, so they wait as long as before.
 struct HeldUp {
   HeldUp(const RankStep& step, bool on_cpu) {
     for (const Phase phase : kPhases) {
-      const auto& beside = step.beside_us[phase];
-      const auto& waits = step.waits_us[phase];
-      double held_us = beside[Lane::kUpdate] + (on_cpu ? beside[Lane::kIntra] : 0);
-      // If messages inside the node share the device, they take its time in waits too.
-      const double idle_us = waits[Cause::kInter] + (on_cpu ? 0 : waits[Cause::kIntra]);
-      if (phase == Phase::kForward) held_us = std::max(0.0, held_us - idle_us);
-      all_us += held_us;
-      update_us += std::min(held_us, beside[Lane::kUpdate]);
+      double us = step.beside_us[phase][Lane::kUpdate];
+      if (phase == Phase::kForward) us = std::max(0.0, us - step.slack_us[phase]);
+      update_us += us;
+      all_us += us + (on_cpu ? step.beside_us[phase][Lane::kIntra] : 0);
     }
   }
 
@@ -132,6 +149,7 @@ void count_bytes(const simulate::Programs& programs, Prediction* result) {
         continue;
       const layout::Axis axis = schedule::axis_of(issue.lane());
       (axis == layout::Axis::kRow ? intra : inter) +=
+          times_sent(issue) *
           through_member(schedule::messages_of(issue.operation, layout, slot),
                          layout.member_of(slot, axis)) /
           layout.tensor_parallel;
@@ -170,7 +188,7 @@ Prediction predict_owned(const Setting& setting) {
   const auto outside = static_cast<double>(setting.training.outside_elements);
   const double shard = outside / (plan.mesh.num_shards * plan.mesh.tensor_parallel);
   result.adamw_ms = kMs * Rates(setting).adamw_us(shard);
-  result.memory_bytes = static_cast<double>(plan.peak_bytes()) + kAdamwState * shard;
+  result.memory_bytes = owned_memory(setting, outside);
   result.host_ms = setting.owned_host_ms * job.layout.units.size();
   return result;
 }
@@ -186,17 +204,12 @@ Prediction predict_sharded(const Setting& setting, Sharded optimizer) {
   const auto outside = static_cast<double>(setting.training.outside_elements);
   const double ranks = static_cast<double>(mesh.num_shards) * mesh.tensor_parallel;
   const bool muon = optimizer == Sharded::kMuonAg;
-  const Rates rates(setting);
-  result.adamw_ms =
-      kMs * (muon ? rates.adamw_us(outside / ranks) + rates.momentum_us(matrices / ranks)
-                  : rates.adamw_us((outside + matrices) / ranks));
+  // The costs of Muon-AG's updates contain their momentum.
+  result.adamw_ms = kMs * Rates(setting).adamw_us((outside + (muon ? 0 : matrices)) / ranks);
   const double weights = plan.options.weight_bytes;
   const double gradients = plan.options.gradient_bytes;
   count_bytes(programs.front(), mesh, elements_of(setting), weights, gradients, &result);
-  // Two units' weights and one's gradients are whole at the peak.
-  result.memory_bytes =
-      (kAdamwState * outside + (muon ? kMuonState : kAdamwState) * matrices) / ranks +
-      largest_unit(plan.inventory) / mesh.tensor_parallel * (2 * weights + gradients);
+  result.memory_bytes = sharded_memory(setting, outside, muon);
   result.host_ms = setting.sharded_host_ms * programs.front().layout->units.size();
   return result;
 }

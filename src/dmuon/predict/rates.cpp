@@ -23,6 +23,7 @@ void validate(const Setting& setting) {
   plan::validate(setting.device);
   plan::validate(setting.network);
   core::require(setting.tokens > 0, "predict: tokens must be > 0; got ", setting.tokens);
+  core::require(!setting.plan.inventory.empty(), "predict: plan: expected a matrix; got none");
   for (const plan::Parameter& parameter : setting.plan.inventory) {
     core::require(parameter.unit < setting.training.unit_flops.size() &&
                       parameter.unit < setting.training.attention_flops.size(),
@@ -78,12 +79,14 @@ std::vector<double> Rates::inter_us(const std::vector<std::vector<double>>& part
 core::Vector<core::UnitIndex, double> forward_us(const Setting& setting, const Rates& rates) {
   const catalog::Training& training = setting.training;
   const double tokens = setting.tokens;
-  const double sequence = training.sequence > 0 ? training.sequence : tokens;
+  // The ranks of a slot share their tokens, and each computes a part of every token.
+  const double in_slot = tokens * setting.plan.mesh.tensor_parallel;
+  const double sequence =
+      training.sequence > 0 ? std::min<double>(training.sequence, in_slot) : in_slot;
   core::Vector<core::UnitIndex, double> all;
   for (const auto& parameters : plan::group_by_unit(setting.plan.inventory)) {
     const core::UnitIndex unit(setting.plan.inventory[parameters.front()].unit);
-    const double flops =
-        training.unit_flops[unit] + training.attention_flops[unit] * std::min(sequence, tokens);
+    const double flops = training.unit_flops[unit] + training.attention_flops[unit] * sequence;
     all.push_back(rates.compute_us(flops * tokens));
   }
   return all;

@@ -16,10 +16,6 @@ class Rates {
   double compute_us(double flops) const { return flops / (training_tflops_ * 1e6); }
   /// Fused AdamW over elements in fp32.
   double adamw_us(double elements) const { return elements * kAdamwBytes / memory_bytes_per_us_; }
-  /// The momentum of Muon over elements in fp32.
-  double momentum_us(double elements) const {
-    return elements * kMomentumBytes / memory_bytes_per_us_;
-  }
 
   /// A collective of all devices of a node.
   /// @param parts  bytes that each of them sends to, or receives from, each other one.
@@ -32,8 +28,6 @@ class Rates {
  private:
   // Reads parameter, gradient and two moments; writes all but the gradient.
   static constexpr double kAdamwBytes = 28;
-  // Reads gradient and momentum, writes momentum and a 16-bit direction.
-  static constexpr double kMomentumBytes = 14;
 
   double busiest(const std::vector<double>& parts) const;
 

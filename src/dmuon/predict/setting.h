@@ -12,13 +12,14 @@ struct Setting {
   plan::Device device;
   plan::Network network;
   int tokens = 0;  ///< of each device and step
-  /// CPU time of hooks and launches for a unit in a step, by dmuon and by FSDP2: measured with 28
-  /// units on 2x8 ranks (bench/README.md, host_time.py).
-  double owned_host_ms = 0.5;
-  double sharded_host_ms = 2.1;
+  /// CPU time of hooks and launches for a unit in a step, by dmuon beside FSDP2, and by FSDP2
+  /// alone: measured with 28 blocks that have norms, on 2x8 ranks (bench/README.md, host_time.py).
+  double owned_host_ms = 1.8;
+  double sharded_host_ms = 1.5;
 };
 
-/// @throws InvalidArgument for tokens that are not positive, a training that lacks units of the
+/// @throws InvalidArgument for tokens that are not positive, a plan without matrices, a training
+/// that lacks units of the
 ///         plan, or constants of the device or network that are none.
 void validate(const Setting& setting);
 

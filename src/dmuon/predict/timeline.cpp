@@ -86,6 +86,16 @@ Lanes lanes_of(const simulate::Program& program, const std::vector<SimulatedSpan
   return lanes;
 }
 
+double slack(const Intervals& waits, const Lanes& lanes, const Intervals& modules) {
+  const Intervals beside = common(lanes.busy[Lane::kUpdate], modules);
+  if (beside.empty() || waits.empty()) return 0;
+  const Intervals later{{beside.front().begin, waits.back().end}};
+  const Intervals idle = without(common(waits, later), lanes.busy[Lane::kUpdate]);
+  const Intervals inside = common(idle, lanes.busy[Lane::kIntra]);
+  return length(inside) +
+         length(common(without(idle, lanes.busy[Lane::kIntra]), lanes.busy[Lane::kInter]));
+}
+
 }  // namespace
 
 const char* name_of(Phase phase) {
@@ -113,6 +123,7 @@ RankStep measure(const simulate::Program& program, const std::vector<SimulatedSp
       result.beside_us[phase][lane] = length(common(lanes.busy[lane], modules));
     }
     Intervals left = common(lanes.waits, window);
+    result.slack_us[phase] = slack(left, lanes, modules);
     const std::pair<Cause, Lane> of_lanes[] = {{Cause::kIntra, Lane::kIntra},
                                                {Cause::kInter, Lane::kInter},
                                                {Cause::kUpdate, Lane::kUpdate}};

@@ -33,6 +33,9 @@ struct RankStep {
   double routes_in_step_us = 0;  ///< waits of the step for gradients of its backward
   PerPhase<schedule::PerLane<double>> busy_us{};    ///< compute: of modules
   PerPhase<schedule::PerLane<double>> beside_us{};  ///< busy while modules compute
+  /// Waits for messages after the update has run beside modules, and while it does not run: such a
+  /// wait is the shorter, the later the modules come to it.
+  PerPhase<double> slack_us{};
 };
 
 /// A step's place in a program: its events are 3 * step and the two after it.
