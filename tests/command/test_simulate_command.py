@@ -63,7 +63,6 @@ def test_json_has_what_the_table_has(run):
     [
         ("4x8", ("--inter-bandwidth", "100Gbit"), ("--inter-bandwidth", "200Gbit")),
         ("4x8", ("--lookahead", "0"), ()),
-        ("1x8", ("--in-step",), ()),
         ("4x8", ("--network", "ethernet-100g"), ()),
     ],
 )
