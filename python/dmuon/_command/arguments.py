@@ -40,18 +40,13 @@ def parser() -> argparse.ArgumentParser:
     def add(name: str, text: str, example: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, epilog=example, allow_abbrev=False)
 
-    plan = add(
-        "plan",
-        "Plans a model on a mesh and shows every owner.",
-        "Example: dmuon plan --model pi0 --mesh 16x8 --save plan.json --plot plan.svg",
+    _add_plan(
+        add(
+            "plan",
+            "Plans a model on a mesh and shows every owner.",
+            "Example: dmuon plan --model pi0 --mesh 16x8 --save plan.json --plot plan.svg",
+        )
     )
-    _add_task(plan, mesh_required=True)
-    plan.add_argument("--strategy", type=_one_of(strategies()), default=strategies()[0], help=_STRATEGY_HELP)
-    words = "of a node's network in each direction, such as 1Gbit or 3.2Tbit a second: shows the time of its messages"
-    plan.add_argument("--inter-bandwidth", type=_bandwidth, metavar="RATE", help=words)
-    plan.add_argument("--save", metavar="FILE", help="file for the plan (dedicate_params(..., plan=file))")
-    plan.add_argument("--json", action="store_true", help="print the plan as JSON")
-    plan.add_argument("--plot", metavar="FILE", help="file for a picture, such as plan.svg or plan.png")
 
     compare = add(
         "compare",
@@ -95,6 +90,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 _STRATEGY_HELP = f"{', '.join(strategies())} (milp needs SciPy, and up to a minute)"
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    _add_task(parser, mesh_required=True)
+    add = parser.add_argument
+    add("--strategy", type=_one_of(strategies()), default=strategies()[0], help=_STRATEGY_HELP)
+    words = "of a node's network in each direction, such as 1Gbit or 3.2Tbit a second: shows the time of its messages"
+    add("--inter-bandwidth", type=_bandwidth, metavar="RATE", help=words)
+    add("--save", metavar="FILE", help="file for the plan (dedicate_params(..., plan=file))")
+    add("--json", action="store_true", help="print the plan as JSON")
+    add("--plot", metavar="FILE", help="file for a picture, such as plan.svg or plan.png")
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:

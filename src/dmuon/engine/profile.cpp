@@ -30,7 +30,7 @@ std::vector<Span> Profile::stop() {
   return spans;
 }
 
-void Profile::add(Measured operation) {
+void Profile::add(const Measured& operation) {
   const std::scoped_lock lock(mutex_);
   const double seconds = operation.done.host - operation.started.host;
   durations_[operation.kind] += seconds;

@@ -53,7 +53,7 @@ class Profile {
   std::vector<Span> stop();
 
   /// Adds an operation that has been done. Its lane was busy with it alone: see Lane::claim.
-  void add(Measured operation);
+  void add(const Measured& operation);
 
   /// Seconds since construction: "<kind>_s" of each kind on a lane beside compute, "busy_<lane>_s"
   /// of each of these lanes, and "wait_<phase>_s": how long compute waited for messages.
