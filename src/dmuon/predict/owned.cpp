@@ -60,8 +60,9 @@ simulate::Job owned_job(const Setting& setting, int num_steps) {
   for (schedule::UnitLayout& unit : layout.units) units.push_back(std::move(unit));
   layout.units = std::move(units);
 
+  const schedule::StepOptions& options = plan.options;
   simulate::Job job{.layout = std::move(layout),
-                    .options = plan.options,
+                    .options = options,
                     .forward = {},
                     .backward = {},
                     .evaluation = {},

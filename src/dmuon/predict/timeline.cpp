@@ -55,6 +55,10 @@ void append(Intervals* all, double begin, double end) {
   }
 }
 
+std::size_t event_of(int step, Phase phase) {
+  return static_cast<std::size_t>(step) * kNumPhases + static_cast<std::size_t>(phase);
+}
+
 // The times at which the program has issued and computed all of each event.
 std::vector<double> ends_of(const simulate::Program& program,
                             const std::vector<SimulatedSpan>& timeline) {
@@ -114,7 +118,7 @@ RankStep measure(const simulate::Program& program, const std::vector<SimulatedSp
   const Lanes lanes = lanes_of(program, timeline);
   RankStep result;
   for (const Phase phase : kPhases) {
-    const auto event = static_cast<std::size_t>(step * kNumPhases + static_cast<int>(phase));
+    const std::size_t event = event_of(step, phase);
     const Intervals window{{ends[event - 1], ends[event]}};
     result.elapsed_us[phase] = ends[event] - ends[event - 1];
     const Intervals modules = common(lanes.busy[Lane::kCompute], window);
@@ -135,7 +139,7 @@ RankStep measure(const simulate::Program& program, const std::vector<SimulatedSp
   }
   for (const SimulatedSpan& span : timeline) {
     const simulate::Issue& issue = program.issue(span.issue);
-    if (issue.event == step * kNumPhases + static_cast<int>(Phase::kStep) &&
+    if (static_cast<std::size_t>(issue.event) == event_of(step, Phase::kStep) &&
         (issue.is(schedule::Kind::kFinishRouteIntra) ||
          issue.is(schedule::Kind::kFinishRouteInter)))
       result.routes_in_step_us += span.start_us - span.issued_us;
@@ -146,7 +150,7 @@ RankStep measure(const simulate::Program& program, const std::vector<SimulatedSp
 std::vector<SimulatedSpan> spans_of(const simulate::Program& program,
                                     const std::vector<SimulatedSpan>& timeline, int step) {
   const std::vector<double> ends = ends_of(program, timeline);
-  const auto first = static_cast<std::size_t>(step * kNumPhases);
+  const std::size_t first = event_of(step, Phase::kForward);
   const double begin = ends[first - 1];
   const double end = ends[first + kNumPhases - 1];
   std::vector<SimulatedSpan> spans;
