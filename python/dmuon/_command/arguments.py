@@ -48,21 +48,13 @@ def parser() -> argparse.ArgumentParser:
         )
     )
 
-    compare = add(
-        "compare",
-        "Shows strategies side by side; or two saved plans.",
-        "Examples: dmuon compare --model pi0 --mesh 16x8; dmuon compare a.json b.json",
+    _add_compare(
+        add(
+            "compare",
+            "Shows strategies side by side; or two saved plans.",
+            "Examples: dmuon compare --model pi0 --mesh 16x8; dmuon compare a.json b.json",
+        )
     )
-    compare.add_argument("plans", nargs="*", metavar="PLAN", help="two files of plans, instead of a model")
-    _add_task(compare, mesh_required=False)
-    compare.add_argument(
-        "--strategy",
-        type=_one_of(strategies()),
-        action="append",
-        help=f"may be given several times; {_STRATEGY_HELP} [all but milp]",
-    )
-    compare.add_argument("--json", action="store_true", help="print the table as JSON")
-
     _add_simulate(
         add(
             "simulate",
@@ -101,6 +93,14 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     add("--save", metavar="FILE", help="file for the plan (dedicate_params(..., plan=file))")
     add("--json", action="store_true", help="print the plan as JSON")
     add("--plot", metavar="FILE", help="file for a picture, such as plan.svg or plan.png")
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plans", nargs="*", metavar="PLAN", help="two files of plans, instead of a model")
+    _add_task(parser, mesh_required=False)
+    words = f"may be given several times; {_STRATEGY_HELP} [all but milp]"
+    parser.add_argument("--strategy", type=_one_of(strategies()), action="append", help=words)
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
