@@ -72,27 +72,47 @@ def plan(
         raise ValueError(
             f"plan: mesh: expected at most {MOST_OWNERS} owners, as planning for more takes minutes; got {mesh}"
         )
-    require_strategy(strategy, "plan")
+    require_basis("plan", device, strategy, costs)
+    leaves, units = _routed(model, "plan", select)
+    return Plan(plan_on(mesh, inventory_of(leaves, units), "plan", device, strategy, costs))
+
+
+def require_basis(function: str, device: str, strategy: str, costs: str | os.PathLike[str] | None) -> None:
+    """Raises ValueError unless a plan for a mesh that need not exist can be based on these."""
+    require_strategy(strategy, function)
     if device not in _plan.device_names():
-        raise ValueError(f"plan: device: expected one of {_plan.device_names()}, got {device!r}")
+        raise ValueError(f"{function}: device: expected one of {_plan.device_names()}, got {device!r}")
     if costs is not None:
-        require_path(costs, "plan: costs")
+        require_path(costs, f"{function}: costs")
     if costs in ("measured", "modelled"):
         raise ValueError(
-            f"plan: costs: expected the path of a table, or None for the model of {device!r}; got {costs!r}, which "
-            "dedicate_params takes"
+            f"{function}: costs: expected the path of a table, or None for the model of {device!r}; got {costs!r}, "
+            "which dedicate_params takes"
         )
-    leaves, units = _routed(model, "plan", select)
-    items = _plan.divide(inventory_of(leaves, units), _plan.Mesh(*mesh))
+
+
+def plan_on(
+    mesh: tuple[int, int],
+    items: list[_plan.Parameter],
+    function: str,
+    device: str,
+    strategy: str,
+    costs: str | os.PathLike[str] | None,
+    late_updates: bool | None = None,
+) -> _plan.Plan:
+    """Makes a plan for a mesh that need not exist, of what `require_basis` accepts. `function` is named in errors."""
+    on = _plan.Mesh(*mesh)
+    items = _plan.divide(items, on)
     if costs is None:
         table = _plan.modelled_costs(items, device)
     else:
-        table = from_file(costs, _plan.CostTable.from_json, "plan: costs: cannot read the table")
+        table = from_file(costs, _plan.CostTable.from_json, f"{function}: costs: cannot read the table")
     options = _plan.PlanOptions()
     options.on_cpu = device == "cpu"
-    options.late_updates = _plan.updates_late(options.on_cpu, mesh[0])
+    late = _plan.updates_late(options.on_cpu, mesh[0])
+    options.late_updates = late if late_updates is None else late_updates
     options.reserve_bytes = reserve_bytes(options.on_cpu)
-    return Plan(decide(items, _plan.Mesh(*mesh), strategy, table, options))
+    return decide(items, on, strategy, table, options)
 
 
 def inventory(model: nn.Module, select: Select | None = None) -> dict[str, Any]:

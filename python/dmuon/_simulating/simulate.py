@@ -8,11 +8,10 @@ import os
 import torch.nn as nn
 
 from dmuon import _plan
-from dmuon._planning.owner_plan import DEFAULT_DEVICE, decide, from_file, reserve_bytes
-from dmuon._planning.plan import inventory
-from dmuon._setup.options import Planning, require_path
+from dmuon._planning.owner_plan import DEFAULT_DEVICE
+from dmuon._planning.plan import inventory, plan_on, require_basis
+from dmuon._setup.options import Planning
 from dmuon._setup.routing import Select
-from dmuon._setup.strategies import require_strategy
 from dmuon._simulating.simulation import DEFAULT_TOKENS, MOST_DEVICES, Cluster, Simulation
 
 
@@ -53,30 +52,17 @@ def simulate(
         raise ValueError(f"simulate: mesh: expected (nodes, devices a node), got {mesh!r}")
     if mesh[0] * mesh[1] > MOST_DEVICES:
         raise ValueError(f"simulate: mesh: expected at most {MOST_DEVICES} devices, got {mesh}")
-    require_strategy(strategy, "simulate")
     if tokens is not None and (type(tokens) is not int or not 0 < tokens < 2**31):
         raise ValueError(f"simulate: tokens: expected a whole number above 0, got {tokens!r}")
     if late_updates not in (None, True, False):
         raise ValueError(f"simulate: late_updates: expected None, True or False, got {late_updates!r}")
-    _require_known("device", device, _plan.device_names())
+    require_basis("simulate", device, strategy, costs)
     if network is not None:
         _require_known("network", network, _plan.network_names())
     described = _described(model, select)
-    on = _plan.Mesh(*mesh)
-    items = _plan.divide(described.inventory, on)
-    if costs is None:
-        table = _plan.modelled_costs(items, device)
-    else:
-        require_path(costs, "simulate: costs")
-        table = from_file(costs, _plan.CostTable.from_json, "simulate: costs: cannot read the table")
-    options = _plan.PlanOptions()
-    options.on_cpu = device == "cpu"
-    late = _plan.updates_late(options.on_cpu, mesh[0])
-    options.late_updates = late if late_updates is None else late_updates
-    options.reserve_bytes = reserve_bytes(options.on_cpu)
+    plan = plan_on(mesh, described.inventory, "simulate", device, strategy, costs, late_updates)
     rates = _plan.device(device)
     cluster = Cluster(rates, _plan.network(network or rates.network), tokens or described.sequence or DEFAULT_TOKENS)
-    plan = decide(items, on, strategy, table, options)
     return Simulation(f"{described.name} on {mesh[0]}x{mesh[1]}", described, plan, cluster)
 
 

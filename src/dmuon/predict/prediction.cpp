@@ -100,8 +100,10 @@ Prediction sum_up(const simulate::Programs& programs, const simulate::Execution&
   Prediction result;
   const double share = kMs / programs.size();
   double update_held_up_ms = 0;
-  for (const Owner rank : programs.indices()) {
-    const RankStep step = measure(programs[rank], execution.timeline[rank], kMeasured);
+  core::PerOwner<RankStep> steps;
+  for (const Owner rank : programs.indices())
+    steps.push_back(measure(programs[rank], execution.timeline[rank], kMeasured));
+  for (const RankStep& step : steps) {
     double update_us = 0;
     result.optimizer_ms -= share * step.routes_in_step_us;
     for (const Phase phase : kPhases) {
@@ -123,10 +125,10 @@ Prediction sum_up(const simulate::Programs& programs, const simulate::Execution&
   const simulate::Program& first = programs.front();
   for (const auto& span : spans_of(first, execution.timeline.front(), kMeasured))
     result.spans.push_back(named(span, first.issue(span.issue)));
-  const RankStep step = measure(first, execution.timeline.front(), kMeasured);
-  result.begins_ms[Phase::kBackward] = kMs * step.elapsed_us[Phase::kForward];
+  const PerPhase<double>& elapsed_us = steps.front().elapsed_us;
+  result.begins_ms[Phase::kBackward] = kMs * elapsed_us[Phase::kForward];
   result.begins_ms[Phase::kStep] =
-      result.begins_ms[Phase::kBackward] + kMs * step.elapsed_us[Phase::kBackward];
+      result.begins_ms[Phase::kBackward] + kMs * elapsed_us[Phase::kBackward];
   return result;
 }
 
