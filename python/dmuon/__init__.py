@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from dmuon._inspecting.verify import Verification as Verification
     from dmuon._inspecting.verify import verify as verify
     from dmuon._plan import __version__ as __version__
+    from dmuon._planning.inventory import inventory as inventory
     from dmuon._planning.owner_plan import Plan as Plan
-    from dmuon._planning.plan import inventory as inventory
     from dmuon._planning.plan import plan as plan
     from dmuon._running.clip import clip_grad_norm_ as clip_grad_norm_
     from dmuon._running.ema import Ema as Ema
@@ -50,8 +50,9 @@ _HOMES = {
     "_inspecting.schedule": ("StepSchedule", "schedule"),
     "_inspecting.verify": ("Verification", "verify"),
     "_plan": ("__version__",),
+    "_planning.inventory": ("inventory",),
     "_planning.owner_plan": ("Plan",),
-    "_planning.plan": ("inventory", "plan"),
+    "_planning.plan": ("plan",),
     "_running.clip": ("clip_grad_norm_",),
     "_running.ema": ("Ema",),
     "_running.muon": ("Muon",),

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn as nn
 from dmuon._command.main import main
-from dmuon._planning.plan import _routed, inventory_of
+from dmuon._planning.inventory import inventory_of, routed
 
 import dmuon
 from dmuon import _plan
@@ -35,7 +35,7 @@ def test_a_plan_made_of_it_fits_the_model(model: nn.Module, tmp_path: Path):
     files = ["--inventory", f"{tmp_path}/model.json", "--save", f"{tmp_path}/plan.json"]
     assert main(["plan", *files, "--mesh", "2", "--device", "cpu"]) == 0
     plan = _plan.Plan.from_json((tmp_path / "plan.json").read_text())
-    items = inventory_of(*_routed(model, "inventory", None))
+    items = inventory_of(*routed(model, "inventory", None))
     assert items
     plan.require_fit(items, _plan.Mesh(1, 2))
 

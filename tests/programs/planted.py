@@ -26,7 +26,7 @@ PYTHON = (
     ),
     Planted(
         "stack_taken_for_one_matrix",
-        "python/dmuon/_planning/plan.py",
+        "python/dmuon/_planning/inventory.py",
         "        return leaf.views\n",
         "        return [View(1, view.count * view.rows, view.cols) for view in leaf.views]\n",
         "Experts and heads are orthogonalised together, as one tall matrix.",

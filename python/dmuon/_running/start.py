@@ -14,8 +14,9 @@ import torch.nn as nn
 
 from dmuon import _plan
 from dmuon._planning.choices import cached_choices
+from dmuon._planning.inventory import inventory_of
 from dmuon._planning.owner_plan import sizes_of
-from dmuon._planning.plan import inventory_of, make_plan
+from dmuon._planning.plan import make_plan
 from dmuon._running.casts import guard_casts
 from dmuon._running.checks import check_host_parameters, check_parameters, check_sentinels, check_units
 from dmuon._running.first_values import FirstValues

@@ -8,8 +8,9 @@ import os
 import torch.nn as nn
 
 from dmuon import _plan
+from dmuon._planning.inventory import inventory
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
-from dmuon._planning.plan import inventory, plan_on, require_basis
+from dmuon._planning.plan import plan_on, require_basis
 from dmuon._setup.options import Planning
 from dmuon._setup.routing import Select
 from dmuon._simulating.simulation import DEFAULT_TOKENS, MOST_DEVICES, Cluster, Simulation
