@@ -47,6 +47,13 @@ def test_a_step_is_shown_for_each_contender_with_its_waits(run):
     assert "of 85.9 GB" in text
 
 
+def test_devices_without_matrices_are_counted(run):
+    # Of its 196 matrices no two have one owner, if there are 256.
+    assert "60 of 256 devices own no matrix" in run("--mesh", "32x8")
+    assert figures(run, "--mesh", "32x8")["devices_without_matrices"] == 60
+    assert "own no matrix" not in run("--mesh", "4x8")
+
+
 def test_json_has_what_the_table_has(run):
     found = figures(run, "--mesh", "4x8")
     adamw, dmuon = found["steps"]["AdamW"], found["steps"]["dmuon"]

@@ -63,6 +63,11 @@ class Simulation:
         """Returns a contender's step over AdamW's."""
         return self.steps[contender].step_ms / self.steps["AdamW"].step_ms
 
+    @property
+    def num_idle(self) -> int:
+        """The number of devices that own no matrix, nor a part of one."""
+        return self.plan.mesh.num_owners() - len({owner for owner, _ in self.plan.batches})
+
     def heading(self, with_mesh: bool = True) -> str:
         """Returns the title of a picture: model, mesh, tokens and device."""
         title = self.title if with_mesh else self.title.rpartition(" on ")[0]
@@ -87,6 +92,9 @@ class Simulation:
                 f"{'!' if step.memory_bytes > device.memory_gb * _GB else ''}"
             )
         lines += [_waits_text(name, step) for name, step in self.steps.items()]
+        if idle := self.num_idle:
+            all_devices = self.plan.mesh.num_owners()
+            lines.append(f"{idle} of {all_devices} devices own no matrix: under dmuon they update none")
         lines.append(
             f"memory: the fullest device's, of {device.memory_gb:g} GB, without activations (!: more than that); "
             "GB: through one device in one direction"
@@ -106,6 +114,7 @@ class Simulation:
             },
             "tokens": self.cluster.tokens,
             "costs": self.plan.costs.source,
+            "devices_without_matrices": self.num_idle,
             "steps": {
                 name: {
                     "step_ms": step.step_ms,

@@ -48,15 +48,16 @@ double owned_memory(const Setting& setting, double outside) {
 }
 
 // Likewise under FSDP2, of which two units' weights and one's gradients are whole at the peak.
-double sharded_memory(const Setting& setting, double outside, bool muon) {
+double sharded_memory(const Setting& setting, const core::Vector<UnitIndex, double>& elements,
+                      bool muon) {
   const plan::Plan& plan = setting.plan;
   const double ranks = static_cast<double>(plan.mesh.num_shards) * plan.mesh.tensor_parallel;
   const double weights = plan.options.weight_bytes;
   const double gradients = plan.options.gradient_bytes;
-  const core::Vector<UnitIndex, double> units = elements_of(setting);
+  const double outside = elements[kOutside];
   double largest = 0;
-  for (const UnitIndex unit : units.indices())
-    if (unit != kOutside) largest = std::max(largest, units[unit]);
+  for (const UnitIndex unit : elements.indices())
+    if (unit != kOutside) largest = std::max(largest, elements[unit]);
   const double moves = std::max(largest * (2 * weights + gradients), outside * gradients);
   const double state =
       kAdamwState * outside + (muon ? kMuonState : kAdamwState) * num_elements(plan.inventory);
@@ -132,6 +133,15 @@ Prediction sum_up(const simulate::Programs& programs, const simulate::Execution&
   return result;
 }
 
+// Calls `count` with each issue of the measured step that sends messages.
+template <typename Count>
+void for_each_sent(const simulate::Program& program, const Count& count) {
+  for (const simulate::Issue& issue : program.issues) {
+    if (!issue.compute && issue.carries_messages() && issue.event / kNumPhases == kMeasured)
+      count(issue);
+  }
+}
+
 // The bytes that a member receives of a publication, or sends of a route.
 double through_member(const std::vector<schedule::Message>& messages, int member) {
   double bytes = 0;
@@ -143,33 +153,30 @@ double through_member(const std::vector<schedule::Message>& messages, int member
 void count_bytes(const simulate::Programs& programs, Prediction* result) {
   const schedule::Layout& layout = *programs.front().layout;
   for (const core::Slot slot : layout.slots()) {
-    const auto& program = programs[Owner(slot.value() * layout.tensor_parallel)];
     double intra = 0;
     double inter = 0;
-    for (const simulate::Issue& issue : program.issues) {
-      if (issue.compute || issue.event / kNumPhases != kMeasured || !issue.carries_messages())
-        continue;
+    for_each_sent(programs[Owner(slot.value() * layout.tensor_parallel)], [&](const auto& issue) {
       const layout::Axis axis = schedule::axis_of(issue.lane());
       (axis == layout::Axis::kRow ? intra : inter) +=
           times_sent(issue) *
           through_member(schedule::messages_of(issue.operation, layout, slot),
                          layout.member_of(slot, axis)) /
           layout.tensor_parallel;
-    }
+    });
     result->intra_bytes = std::max(result->intra_bytes, intra);
     result->inter_bytes = std::max(result->inter_bytes, inter);
   }
 }
 
 // As above, under FSDP2: a member receives the others' shards, or sends them.
-void count_bytes(const simulate::Program& program, const layout::Mesh& mesh,
-                 const core::Vector<UnitIndex, double>& elements, double weight_bytes,
-                 double gradient_bytes, Prediction* result) {
+void count_bytes(const simulate::Program& program, const Setting& setting,
+                 const core::Vector<UnitIndex, double>& elements, Prediction* result) {
+  const layout::Mesh& mesh = setting.plan.mesh;
+  const double weight_bytes = setting.plan.options.weight_bytes;
+  const double gradient_bytes = setting.plan.options.gradient_bytes;
   const double ranks = static_cast<double>(mesh.num_shards) * mesh.tensor_parallel;
   const double others = (mesh.num_shards - 1) / ranks;
-  for (const simulate::Issue& issue : program.issues) {
-    if (issue.compute || issue.event / kNumPhases != kMeasured || !issue.carries_messages())
-      continue;
+  for_each_sent(program, [&](const simulate::Issue& issue) {
     const double count = elements[issue.unit()];
     if (issue.is(Kind::kPublishIntra)) result->intra_bytes += count * others * weight_bytes;
     if (issue.is(Kind::kRouteIntra)) result->intra_bytes += count * others * gradient_bytes;
@@ -177,7 +184,7 @@ void count_bytes(const simulate::Program& program, const layout::Mesh& mesh,
       result->inter_bytes +=
           2 * count / ranks * gradient_bytes * (mesh.num_replicates - 1) / mesh.num_replicates;
     }
-  }
+  });
 }
 
 Prediction predict_owned(const Setting& setting) {
@@ -208,10 +215,9 @@ Prediction predict_sharded(const Setting& setting, Sharded optimizer) {
   const bool muon = optimizer == Sharded::kMuonAg;
   // The costs of Muon-AG's updates contain their momentum.
   result.adamw_ms = kMs * Rates(setting).adamw_us((outside + (muon ? 0 : matrices)) / ranks);
-  const double weights = plan.options.weight_bytes;
-  const double gradients = plan.options.gradient_bytes;
-  count_bytes(programs.front(), mesh, elements_of(setting), weights, gradients, &result);
-  result.memory_bytes = sharded_memory(setting, outside, muon);
+  const core::Vector<UnitIndex, double> elements = elements_of(setting);
+  count_bytes(programs.front(), setting, elements, &result);
+  result.memory_bytes = sharded_memory(setting, elements, muon);
   result.host_ms = setting.sharded_host_ms * programs.front().layout->units.size();
   return result;
 }
