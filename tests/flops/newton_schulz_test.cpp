@@ -41,7 +41,7 @@ TEST(Segments, EndWhereTheFormMultipliesX) {
   EXPECT_EQ(segments(3, Form::kDirect), (Segments{1, 1, 1}));
   EXPECT_EQ(segments(1, Form::kGram), (Segments{1}));
   EXPECT_EQ(segments(2, Form::kGram), (Segments{2}));
-  EXPECT_EQ(segments(7, Form::kGram), (Segments{2, 5}));
+  EXPECT_EQ(segments(7, Form::kGram), (Segments{2, 3, 2}));
   for (const Form form : {Form::kDirect, Form::kGram}) EXPECT_TRUE(segments(0, form).empty());
 }
 

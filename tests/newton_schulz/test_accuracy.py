@@ -36,6 +36,18 @@ def test_fp64_and_fp32_are_the_exact_polynomial_up_to_rounding(dtype, name, shap
         assert relative_error(got, case.polynomial(rows)) <= rounding_bound(rows, dtype)
 
 
+@pytest.mark.parametrize("gram_dtype", [None, torch.float16])
+@pytest.mark.parametrize(("name", "steps"), [("quintic", 8), ("you", 7), ("polar_express", 10), ("deepseekv4", 10)])
+def test_more_steps_lose_no_more_in_the_gram_form_than_in_the_direct_one(name, steps, gram_dtype):
+    rows = _C.resolve_coefficients(name, steps)
+    spectra = [with_singular_values(128, 256, s) for s in hard_spectra(128)]
+    for case in (gaussian(128, 256), conditioned(128, 384, 1e3), *spectra):
+        x, exact = case.x.float(), case.polynomial(rows)
+        direct = _C.orthogonalize(x, rows, steps, 1e-7, torch.float16, form=_C.Form.DIRECT)
+        gram = _C.orthogonalize(x, rows, steps, 1e-7, torch.float16, form=_C.Form.GRAM, gram_dtype=gram_dtype)
+        assert relative_error(gram, exact) <= 2 * relative_error(direct, exact) + 0.05
+
+
 @pytest.mark.parametrize("form", [_C.Form.DIRECT, _C.Form.GRAM])
 @pytest.mark.parametrize("shape", [*SHAPES, (256, 256), (128, 1024)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

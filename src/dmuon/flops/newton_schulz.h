@@ -13,7 +13,7 @@ namespace dmuon::flops {
 enum class Form {
   kDirect,     ///< each step
   kSegmented,  ///< as many steps as 16-bit products stay exact enough (coefficients.h)
-  kGram,       ///< all steps, with one restart after the second
+  kGram,       ///< two steps, then three at a time
 };
 
 /// Lengths of segments: steps that follow each other without a product with X.
