@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "dmuon/core/error.h"
@@ -118,12 +120,45 @@ TEST(Coefficients, RowsPastTheStepsAreDropped) {
   EXPECT_TRUE(resolve(Coefficients{}, 0).empty());
 }
 
+// What singular values in [0.01, 1] become, and what 1.01 does, which rounding to bf16 reaches.
+TEST(Coefficients, EverySetMapsSingularValuesNearOne) {
+  for (const auto& [name, num_steps] : {std::pair{"polar_express", 5},
+                                        {"quintic", 5},
+                                        {"you", 5},
+                                        {"cans", 5},
+                                        {"cubic5", 5},
+                                        {"deepseekv4", 10}}) {
+    for (int i = 10; i <= 1010; ++i) {
+      double s = i / 1000.0;
+      for (const auto& [a, b, c] : resolve(name, num_steps))
+        s = a * s + b * std::pow(s, 3) + c * std::pow(s, 5);
+      EXPECT_NEAR(s, 1, std::string_view(name) == "deepseekv4" ? 1e-3 : 0.33) << name << " " << i;
+    }
+  }
+}
+
+TEST(Coefficients, SchedulesExistForTheirStepsAlone) {
+  const Coefficients rows = resolve("deepseekv4", 10);
+  EXPECT_EQ(rows[7], resolve("quintic", 1)[0]);
+  EXPECT_EQ(rows[8], (Row{2, -1.5, 0.5}));
+  for (const int num_steps : {5, 9, 11, 0}) {
+    try {
+      resolve("deepseekv4", num_steps);
+      ADD_FAILURE() << num_steps;
+    } catch (const core::InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find("num_steps must be 10, the steps of 'deepseekv4'"),
+                std::string::npos);
+    }
+  }
+  EXPECT_THROW(resolve("cubic5", 4), core::InvalidArgument);
+}
+
 TEST(Coefficients, AnUnknownNameIsAnsweredWithTheKnownOnes) {
   try {
     resolve("polar", 5);
     FAIL();
   } catch (const core::InvalidArgument& error) {
-    for (const char* part : {"polar_express", "quintic", "you", "got 'polar'"}) {
+    for (const char* part : {"polar_express", "quintic", "you", "cans", "cubic5", "got 'polar'"}) {
       EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << part;
     }
   }

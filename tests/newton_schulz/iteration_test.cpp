@@ -30,13 +30,17 @@ class IterationTest : public EveryProducts {
 INSTANTIATE_TEST_SUITE_P(All, IterationTest, EveryProducts::all(), EveryProducts::name_of);
 
 // By the definition, in fp64: X <- a X + (b R + c R^2) X.
-Tensor plain(const Tensor& start, int num_steps) {
+Tensor plain(const Tensor& start, const Coefficients& rows) {
   Tensor x = start.to(at::kDouble);
-  for (const auto& [a, b, c] : resolve("quintic", num_steps)) {
+  for (const auto& [a, b, c] : rows) {
     const Tensor r = x.matmul(x.mT());
     x = x.mul(a).add(r.mul(b).add(r.matmul(r), c).matmul(x));
   }
   return x;
+}
+
+Tensor plain(const Tensor& start, int num_steps) {
+  return plain(start, resolve("quintic", num_steps));
 }
 
 TEST_P(IterationTest, FollowsTheDefinitionInSegmentsOfAnyLength) {
@@ -175,6 +179,37 @@ class Recording final : public PlainProducts {
     squares[out.wide.const_data_ptr()] = out.wide.nbytes() + out.narrow.nbytes();
   }
 };
+
+// In any form, but only steps by themselves spare the product of Z.
+TEST_P(IterationTest, CubicRowsFollowTheDefinition) {
+  const Coefficients rows = resolve("cubic5", 5);
+  for (const auto& [height, width] : {std::pair{16, 48}, {48, 16}}) {
+    const Tensor given = random({height, width}, at::kFloat);
+    const Tensor x = given.div(given.norm());
+    const auto expect = [&](const Tensor& start, const Steps& steps, double error) {
+      const Tensor exact = plain(start, rows);
+      const Tensor got = computed(products_, iterate(products_, {start.mul(64), 1.0 / 64}, steps));
+      EXPECT_LE(got.to(at::kDouble).sub(exact).norm().item().toDouble(),
+                error * exact.norm().item().toDouble())
+          << start.toString() << " " << height << " " << steps.segments.size();
+    };
+    for (const flops::Segments& segments : {flops::Segments{1, 1, 1, 1, 1}, {2, 1, 2}}) {
+      expect(x, {rows, segments, at::kFloat, 0}, 2e-4);
+      for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+        if (products_.has_wide_squares(dtype))
+          expect(x.to(dtype), {rows, segments, std::nullopt, 0},
+                 3 * tolerance(dtype));  // X five times
+      }
+    }
+  }
+}
+
+TEST(Iteration, CubicRowsTakeNoSquareOfR) {
+  const Recording products;
+  const Tensor x = filled({16, 48}, 0.01, at::kFloat);
+  iterate(products, {x}, {resolve("cubic5", 5), {1, 1, 1, 1, 1}, at::kFloat, 0});
+  EXPECT_EQ(products.num_symmetric, 5);  // each step's R
+}
 
 // Plans count workspace by these.
 TEST(Iteration, HoldsAsManySquaresAsFlopsSays) {

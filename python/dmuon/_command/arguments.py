@@ -126,7 +126,7 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     add("--model", type=_one_of(models), help=f"instead, one of: {', '.join(models)}")
     add("--dtype", type=_one_of(["bf16", "fp16", "fp32"]), help="ns_dtype of Muon: bf16, fp16 or fp32 [its default]")
     add("--steps", type=_whole(1, 99), metavar="N", default=_plan.NS_STEPS, help="ns_steps of Muon [%(default)s]")
-    names = ["polar_express", "quintic", "you"]
+    names = ["polar_express", "quintic", "you", "cans", "deepseekv4", "cubic5"]
     words = f"ns_coefficients of Muon: {', '.join(names)} [%(default)s]"
     add("--coefficients", type=_one_of(names), metavar="NAME", default=names[0], help=words)
     add("--threads", type=_whole(1, 1024), metavar="N", help="of a rank in training, on CPUs [PyTorch's default]")
@@ -149,7 +149,7 @@ def _add_task(parser: argparse.ArgumentParser, mesh_required: bool) -> None:
     add("--lookahead", type=_whole(0), metavar="N", default=_DEFAULTS.lookahead, help=words)
     words = "share of the makespan given up for a better spread over columns [%(default)g]"
     add("--layout-slack", type=_share, metavar="SHARE", default=_DEFAULTS.layout_slack, help=words)
-    words = "bytes that no rank may exceed, such as 80GB or 1.5GiB"
+    words = "bytes of matrices, their state and buffers that no rank may exceed, such as 80GB or 1.5GiB"
     add("--max-memory", type=_size, metavar="SIZE", default=_DEFAULTS.max_memory_bytes, help=words)
     add("--no-node-copy", action="store_true", help="columns do not keep what came from other nodes")
 

@@ -30,7 +30,8 @@ def orthogonalize(
     Args:
         x: [..., m, n] in fp64, fp32, bf16 or fp16, on any device. Does not change. Without autograd.
         ns_coefficients: "polar_express" (arXiv 2505.16932), "quintic" (Keller Jordan, the set of torch.optim.Muon),
-            "you" (YouJiacheng), or rows (a, b, c). Steps past the last row repeat it. A polynomial that diverges above
+            "you" (YouJiacheng), "cans" (arXiv 2506.10935), "deepseekv4" (ten steps), "cubic5" (arXiv 2606.00371, five
+            steps), or rows (a, b, c). Steps past the last row repeat it. A polynomial that diverges above
             1 needs a margin in 16 bits, which the rows of "polar_express" have (docs/options.md).
         ns_steps: number of steps, in [0, 99].
         ns_dtype: dtype of the iteration and the result. None means fp16 on GPUs; on CPUs bf16 if the hardware

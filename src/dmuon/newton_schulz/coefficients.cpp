@@ -25,7 +25,17 @@ Coefficients with_safety_factor(Coefficients rows, double s) {
   return rows;
 }
 
-using Set = std::pair<std::string_view, Coefficients>;
+Coefficients deepseek_v4() {
+  Coefficients rows(8, {3.4445, -4.7750, 2.0315});
+  rows.insert(rows.end(), 2, {2.0, -1.5, 0.5});
+  return rows;
+}
+
+struct Set {
+  std::string_view name;
+  Coefficients rows;
+  bool is_schedule = false;  // only as a whole is it what its authors meant
+};
 
 const std::vector<Set>& known_sets() {
   static const std::vector<Set> kSets = {
@@ -46,6 +56,21 @@ const std::vector<Set>& known_sets() {
         {3.7418, -5.5913, 2.3037},
         {2.8769, -3.1427, 1.2046},
         {2.8366, -3.0525, 1.2012}}},
+      {"cans", with_safety_factor({{8.4703, -25.1081, 18.6293},
+                                   {4.1828, -3.1087, 0.5806},
+                                   {3.9619, -2.9541, 0.5630},
+                                   {3.2866, -2.4647, 0.5074},
+                                   {2.2737, -1.6447, 0.4162}},
+                                  1.02)},
+      {"deepseekv4", deepseek_v4(), true},
+      {"cubic5",
+       with_safety_factor({{3.3656576, -3.3420992, 0},
+                           {2.5744352, -1.4957376, 0},
+                           {2.5368962, -1.4312570, 0},
+                           {2.4418906, -1.2764040, 0},
+                           {2.2230472, -0.9630650, 0}},
+                          1.01),
+       true},
   };
   return kSets;
 }
@@ -54,7 +79,11 @@ const std::vector<Set>& known_sets() {
 
 Coefficients resolve(std::string_view name, int num_steps) {
   const char* expected = "resolve: coefficients must be rows (a, b, c) or";
-  return resolve(core::named(known_sets(), name, expected, &Set::first).second, num_steps);
+  const Set& set = core::named(known_sets(), name, expected, &Set::name);
+  core::require(!set.is_schedule || num_steps == std::ssize(set.rows),
+                "resolve: num_steps must be ", set.rows.size(), ", the steps of '", name, "'; got ",
+                num_steps);
+  return resolve(set.rows, num_steps);
 }
 
 Coefficients resolve(const Coefficients& rows, int num_steps) {

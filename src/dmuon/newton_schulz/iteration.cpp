@@ -57,11 +57,11 @@ struct Iterate {
   // X with its short side first.
   Tensor upright() const { return tall ? x.mT() : x; }
 
-  // a X + Q X. `factors` scale the rows of the upright X. A Q in 16 bits is not quite symmetric: if
-  // X is transposed, so is Q.
-  PendingProduct applied(double a, const Tensor& q, const Tensor& factors = {}) const {
-    if (tall) return {factor * a, x, factor, x, q.mT(), factors};
-    return {factor * a, x, factor, q, x, factors};
+  // a X + b Q X. `factors` scale the rows of the upright X. A Q in 16 bits is not quite symmetric:
+  // if X is transposed, so is Q.
+  PendingProduct applied(double a, double b, const Tensor& q, const Tensor& factors = {}) const {
+    if (tall) return {factor * a, x, factor * b, x, q.mT(), factors};
+    return {factor * a, x, factor * b, q, x, factors};
   }
 
   void become(const PendingProduct& product) {
@@ -146,9 +146,9 @@ struct InOneDtype {
     at::add_out(diagonal, wide, at::scalar_tensor(a, at::kDouble));
   }
 
-  // (a I + Q) X.
-  PendingProduct applied(double a, const Tensor& q) const {
-    return iterate.applied(a, q.to(iterate.x.scalar_type()));
+  // (a I + b Q) X.
+  PendingProduct applied(double a, const Tensor& q, double b = 1) const {
+    return iterate.applied(a, b, q.to(iterate.x.scalar_type()));
   }
 };
 
@@ -187,9 +187,10 @@ struct InFp32 {
     q.diagonal.add_(a);
   }
 
-  PendingProduct applied(double a, const Square& q) const {
-    const Tensor diagonal = a == 0 ? q.diagonal : q.diagonal.add(a);
-    return iterate.applied(1, q.narrow, diagonal.unsqueeze(iterate.tall ? -2 : -1));
+  PendingProduct applied(double a, const Square& q, double b = 1) const {
+    const Tensor scaled = b == 1 ? q.diagonal : q.diagonal.mul(b);
+    const Tensor diagonal = a == 0 ? scaled : scaled.add(a);
+    return iterate.applied(1, b, q.narrow, diagonal.unsqueeze(iterate.tall ? -2 : -1));
   }
 };
 
@@ -213,6 +214,7 @@ PendingProduct run_segment(const Kind& kind, Squares<typename Kind::Square>& squ
     const auto& [a, b, c] = rows[step];
     const bool first = step == 0;
     const bool last = step + 1 == rows.size();
+    if (first && last && c == 0) return kind.applied(a, r, b);  // Z would take a product
     kind.square_product(z, b, r, c, r, r);
     if (first && last) return kind.applied(a, z);
     if (!first) {
