@@ -97,6 +97,15 @@ def test_a_sweep_is_a_table(run):
     assert "\n1 x 8 " in text and "\n2 x 8 " in text
 
 
+def test_a_trace_is_as_long_as_the_step(run, tmp_path):
+    found = figures(run, "--mesh", "2x4", "--trace", tmp_path / "step.json")
+    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    for pid, step in enumerate(found["steps"].values()):
+        spans = [event for event in events if event["ph"] == "X" and event["pid"] == pid]
+        assert max(span["ts"] + span["dur"] for span in spans) == pytest.approx(1e3 * step["step_ms"], rel=0.02)
+        assert sum(span["dur"] for span in spans if span["cat"] == "adamw") == pytest.approx(1e3 * step["adamw_ms"])
+
+
 def test_pictures_and_traces_are_written(run, tmp_path):
     run("--mesh", "2x8", "--plot", tmp_path / "step.svg", "--trace", tmp_path / "step.json")
     assert (tmp_path / "step.svg").read_text().startswith("<?xml")
@@ -145,7 +154,9 @@ def test_measured_costs_go_with_the_device_that_trains(run, tmp_path):
 def test_a_model_without_matrices_is_refused(complaint, tmp_path):
     empty = {"schema_version": 1, "name": "e", "description": "", "source": "", "stand_in": False, "units": []}
     (tmp_path / "empty.json").write_text(json.dumps(empty))
-    assert "expected a matrix" in complaint("simulate", "--inventory", tmp_path / "empty.json", "--mesh", "1x8")
+    assert "expected a model with a matrix" in complaint(
+        "simulate", "--inventory", tmp_path / "empty.json", "--mesh", "1x8"
+    )
 
 
 def test_the_paper_is_told_by_the_command(capsys):

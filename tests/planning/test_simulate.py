@@ -56,7 +56,7 @@ def test_a_named_model_has_its_own_sequence():
         ({"device": "b300"}, "simulate: device: expected one of"),
         ({"network": "string"}, "simulate: network: expected one of"),
         ({"tokens": 0}, "simulate: tokens: expected"),
-        ({"model": nn.Sequential(nn.LayerNorm(8))}, "expected a matrix"),
+        ({"model": nn.Sequential(nn.LayerNorm(8))}, "expected a model with a matrix"),
         ({"strategy": "best"}, "simulate: strategy"),
         ({"late_updates": "early"}, "simulate: late_updates: expected"),
         ({"model": "pi0", "select": lambda *_: True}, "simulate: select: expected none"),

@@ -94,7 +94,8 @@ def _cluster(arguments: argparse.Namespace, model: _plan.Model, task: Task) -> C
     network = _plan.network(arguments.network or device.network)
     if arguments.inter_bandwidth is not None:
         adapters = arguments.mesh[1] if network.per_device else 1
-        network.gb_per_s = arguments.inter_bandwidth / 1e9 / adapters
+        rate = arguments.inter_bandwidth / 1e9 / adapters
+        network = _plan.Network("as given", rate, network.latency_us, network.per_device)
     return Cluster(device, network, arguments.tokens or model.sequence or DEFAULT_TOKENS)
 
 

@@ -28,6 +28,9 @@ _COLORS = {
     "forward": "#a6cee3",
     "recompute": "#80b1d3",
     "backward": "#5b9bc8",
+    "held up": "#7f7f7f",
+    "adamw": "#b8b8b8",
+    "host": "#d9d9d9",
     "optimizer step": "#b8b8b8",
     "finish update": "#8c564b",
     "prepare": "#dcc9ec",
@@ -42,6 +45,9 @@ _COLORS = {
     "route inter": "#33a02c",
 }
 _LABELS = {
+    "held up": "other work on the device",
+    "adamw": "AdamW",
+    "host": "hooks and launches",
     "finish update": "compute waits for updates",
     "gather": "directions, inside the slot",
     "scatter": "updates, inside the slot",
@@ -55,7 +61,10 @@ _PHASE_SHADES = {"forward": "#f4f8fb", "backward": "#e3edf5", "step": "#f0f0f0",
 _INCHES = 14.0
 _CHARACTER = 0.078  # inches of a label's character
 
-_NO_UNIT = ("optimizer step", "finish update", "prepare", "gather", "orthogonalise", "scatter", "apply")
+_NO_UNIT = (
+    *("optimizer step", "finish update", "prepare", "gather", "orthogonalise", "scatter", "apply"),
+    *("held up", "adamw", "host"),
+)
 
 Interval = tuple[float, float]
 

@@ -13,7 +13,7 @@ from dmuon._planning.owner_plan import DEFAULT_DEVICE
 from dmuon._planning.plan import plan_on, require_basis
 from dmuon._setup.options import Planning
 from dmuon._setup.routing import Select
-from dmuon._simulating.simulation import DEFAULT_TOKENS, MOST_DEVICES, Cluster, Simulation
+from dmuon._simulating.simulation import DEFAULT_TOKENS, MOST_DEVICES, MOST_TOKENS, Cluster, Simulation
 
 
 def simulate(
@@ -53,9 +53,9 @@ def simulate(
         raise ValueError(f"simulate: mesh: expected (nodes, devices a node), got {mesh!r}")
     if mesh[0] * mesh[1] > MOST_DEVICES:
         raise ValueError(f"simulate: mesh: expected at most {MOST_DEVICES} devices, got {mesh}")
-    if tokens is not None and (type(tokens) is not int or not 0 < tokens < 2**31):
-        raise ValueError(f"simulate: tokens: expected a whole number above 0, got {tokens!r}")
-    if late_updates not in (None, True, False):
+    if tokens is not None and (type(tokens) is not int or not 0 < tokens <= MOST_TOKENS):
+        raise ValueError(f"simulate: tokens: expected a whole number from 1 to {MOST_TOKENS}, got {tokens!r}")
+    if late_updates is not None and not isinstance(late_updates, bool):
         raise ValueError(f"simulate: late_updates: expected None, True or False, got {late_updates!r}")
     require_basis("simulate", device, strategy, costs)
     if network is not None:

@@ -11,9 +11,10 @@ from typing import Any
 
 from dmuon import _plan
 from dmuon._planning.table import mesh_text
-from dmuon._planning.timeline import LANES, Bar, Panel, draw
+from dmuon._planning.timeline import COMPUTE, LANES, Bar, Panel, draw
 
 DEFAULT_TOKENS = 4096
+MOST_TOKENS = 1 << 20
 MOST_DEVICES = 2048  # whose messages take some ten seconds to simulate
 CONTENDERS = ("AdamW", "dmuon", "Muon-AG")
 _CAUSES = {
@@ -53,6 +54,8 @@ class Simulation:
     """
 
     def __init__(self, title: str, model: _plan.Model, plan: _plan.Plan, cluster: Cluster) -> None:
+        if not plan.inventory:
+            raise ValueError(f"simulate: expected a model with a matrix for Muon; {title} has none")
         self.title, self.plan, self.cluster = title, plan, cluster
         self.steps: dict[str, _plan.Prediction] = {
             name: _plan.predict(plan, model, cluster.device, cluster.network, cluster.tokens, name)
@@ -80,13 +83,14 @@ class Simulation:
             f"{device.description}; between nodes {network.name}: {network.gb_per_s:g} GB/s each way "
             f"{'a device' if network.per_device else 'a node'}",
             f"costs: {self.plan.costs.source}",
-            "           step ms  x AdamW   forward  backward  optimizer    update  hidden  GB in node  between  "
-            "memory GB",
+            "           step ms  x AdamW   forward  backward     after  optimizer    update  hidden  GB in node  "
+            "between  memory GB",
         ]
         for name, step in self.steps.items():
+            forward, backward = step.phases_ms["forward"], step.phases_ms["backward"]
             lines.append(
-                f"{name:<8}{step.step_ms:10.1f}{self.ratio(name):9.3f}{step.phases_ms['forward']:10.1f}"
-                f"{step.phases_ms['backward']:10.1f}{step.optimizer_ms:11.1f}{step.update_ms:10.1f}"
+                f"{name:<8}{step.step_ms:10.1f}{self.ratio(name):9.3f}{forward:10.1f}{backward:10.1f}"
+                f"{step.step_ms - forward - backward:10.1f}{step.optimizer_ms:11.1f}{step.update_ms:10.1f}"
                 f"{step.hidden:8.0%}{step.intra_bytes / _GB:12.2f}{step.inter_bytes / _GB:9.2f}"
                 f"{step.memory_bytes / _GB:11.1f}"
                 f"{'!' if step.memory_bytes > device.memory_gb * _GB else ''}"
@@ -174,7 +178,7 @@ class Simulation:
         bars = []
         for span in step.spans:
             begin = span.start_ms
-            if span.lane == "compute" and span.kind not in ("forward", "backward"):
+            if span.lane == "compute" and span.kind not in COMPUTE:
                 begin = span.issued_ms  # a wait, which an operation of compute ends
             if span.end_ms > max(begin, 0.0):
                 bars.append(Bar(span.lane, span.kind, _subject(span, names), max(begin, 0.0), span.end_ms))

@@ -99,8 +99,7 @@ OwnedDurations::OwnedDurations(const Setting& setting, const simulate::Job& job)
     : setting_(setting),
       layout_(job.layout),
       rates_(setting),
-      forward_us_{rates_.compute_us(setting.training.outside_flops * setting.tokens)} {
-  for (const double us : forward_us(setting, rates_)) forward_us_.push_back(us);
+      forward_us_(forward_us(setting, rates_)) {
   for (const schedule::UnitLayout& unit : layout_.units) {
     weights_.push_back(shares_of(unit, unit.weight_size));
     gradients_.push_back(shares_of(unit, unit.gradient_size));

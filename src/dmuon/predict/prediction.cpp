@@ -222,6 +222,25 @@ Prediction predict_sharded(const Setting& setting, Sharded optimizer) {
   return result;
 }
 
+// Appends what the lanes do not have, so that spans are as long as the step.
+void append_rest(Prediction* result, bool on_cpu) {
+  double end_ms = 0;
+  for (const Span& span : result->spans) end_ms = std::max(end_ms, span.end_ms);
+  const auto append = [&](const char* kind, double ms) {
+    if (ms <= 0) return;
+    result->spans.push_back({.lane = schedule::name_of(Lane::kCompute),
+                             .kind = kind,
+                             .unit = kOutside.value(),
+                             .issued_ms = end_ms,
+                             .start_ms = end_ms,
+                             .end_ms = end_ms + ms});
+    end_ms += ms;
+  };
+  append("held up", result->beside_ms);
+  append("adamw", result->adamw_ms);
+  if (on_cpu) append("host", result->host_ms);
+}
+
 }  // namespace
 
 const char* name_of(Contender contender) {
@@ -245,9 +264,11 @@ Prediction predict(const Setting& setting, Contender contender) {
   for (const Phase phase : kPhases) result.step_ms += result.phases_ms[phase];
   result.optimizer_ms += result.adamw_ms;
   result.step_ms += result.adamw_ms + result.beside_ms;
+  const bool on_cpu = setting.plan.options.on_cpu;
+  append_rest(&result, on_cpu);
   // A CPU runs hooks between modules; the host of an accelerator runs ahead of it.
-  result.step_ms = setting.plan.options.on_cpu ? result.step_ms + result.host_ms
-                                               : std::max(result.step_ms, result.host_ms);
+  result.step_ms =
+      on_cpu ? result.step_ms + result.host_ms : std::max(result.step_ms, result.host_ms);
   return result;
 }
 

@@ -83,12 +83,13 @@ core::Vector<core::UnitIndex, double> forward_us(const Setting& setting, const R
   const double in_slot = tokens * setting.plan.mesh.tensor_parallel;
   const double sequence =
       training.sequence > 0 ? std::min<double>(training.sequence, in_slot) : in_slot;
-  core::Vector<core::UnitIndex, double> all;
+  core::Vector<core::UnitIndex, double> all{0.0};  // embeddings are looked up
   for (const auto& parameters : plan::group_by_unit(setting.plan.inventory)) {
     const core::UnitIndex unit(setting.plan.inventory[parameters.front()].unit);
     const double flops = training.unit_flops[unit] + training.attention_flops[unit] * sequence;
     all.push_back(rates.compute_us(flops * tokens));
   }
+  all.back() += rates.compute_us(training.outside_flops * tokens);  // the head
   return all;
 }
 

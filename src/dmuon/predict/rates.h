@@ -41,8 +41,9 @@ class Rates {
   bool direct_;  // members send to each other without a ring
 };
 
-/// The time of a unit's forward: its matrices, and its attention.
-/// @return  [units of plan::group_by_unit()]
+/// The time of a unit's forward: its matrices, its attention, and the output head's in the last
+/// unit, which it follows.
+/// @return  [kOutside (owned.h), then units of plan::group_by_unit()]
 core::Vector<core::UnitIndex, double> forward_us(const Setting& setting, const Rates& rates);
 
 }  // namespace dmuon::predict

@@ -144,9 +144,7 @@ ShardedDurations::ShardedDurations(const Setting& setting)
   const auto nodes = static_cast<std::size_t>(mesh.num_replicates);
   for (const UnitIndex unit : elements.indices()) {
     OfUnit& us = units_.emplace_back();
-    const bool outside = unit == UnitIndex(0);
-    us.forward = outside ? rates.compute_us(setting.training.outside_flops * setting.tokens)
-                         : forward[UnitIndex(unit.value() - 1)];
+    us.forward = forward[unit];
     const double shard = elements[unit] / (mesh.num_shards * mesh.tensor_parallel);
     us.gather = rates.intra_us(std::vector(ranks, shard * plan.options.weight_bytes));
     us.scatter = rates.intra_us(std::vector(ranks, shard * plan.options.gradient_bytes));
