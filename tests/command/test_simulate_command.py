@@ -154,9 +154,7 @@ def test_measured_costs_go_with_the_device_that_trains(run, tmp_path):
 def test_a_model_without_matrices_is_refused(complaint, tmp_path):
     empty = {"schema_version": 1, "name": "e", "description": "", "source": "", "stand_in": False, "units": []}
     (tmp_path / "empty.json").write_text(json.dumps(empty))
-    assert "a model with a matrix" in complaint(
-        "simulate", "--inventory", tmp_path / "empty.json", "--mesh", "1x8"
-    )
+    assert "a model with a matrix" in complaint("simulate", "--inventory", tmp_path / "empty.json", "--mesh", "1x8")
 
 
 def test_the_paper_is_told_by_the_command(capsys):
