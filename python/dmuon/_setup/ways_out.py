@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from types import FrameType
 
 WAYS_OUT = (
-    "Read or change weights inside `with dmuon.full_params(model, writeback=...)`; copy by model.state_dict(); average "
-    "by dmuon.Ema(model); clip with dmuon.clip_grad_norm_(model, max_norm); train with dmuon.Muon(model)."
+    "Read or change weights inside `with dmuon.full_params(model, writeback=...)`; copy by model.state_dict(), and "
+    "states by optimizer.state_dict(); average by dmuon.Ema(model); clip with dmuon.clip_grad_norm_(model, max_norm); "
+    "train with dmuon.Muon(model)."
 )
 AT_OWNER = f"this weight is whole only at its owner. {WAYS_OUT}"
 GRADIENT_AT_OWNER = (

@@ -1,6 +1,7 @@
 #include "dmuon/predict/owned.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "dmuon/plan/packed_units.h"
@@ -83,6 +84,36 @@ simulate::Job owned_job(const Setting& setting, int num_steps) {
       job.events.push_back({what});
   }
   return job;
+}
+
+void await_host_sums(simulate::Programs* programs) {
+  for (simulate::Program& program : *programs) {
+    std::vector<simulate::Issue> issues;
+    std::optional<UnitIndex> ended;   // whose sum is still to come
+    std::optional<UnitIndex> routed;  // the newest unit on its way between nodes, but for `ended`
+    std::optional<UnitIndex> routes;
+    for (simulate::Issue& issue : program.issues) {
+      const bool begins_next = issue.compute || issue.is(Kind::kAwaitWeights);
+      if (ended && (begins_next || issue.event != issues.back().event)) {
+        if (routed) {
+          issues.push_back({.operation = {.kind = Kind::kFinishRouteInter,
+                                          .subject = *routed,
+                                          .after = {{Kind::kRouteInter, *routed}}},
+                            .event = issues.back().event,
+                            .step = issues.back().step});
+        }
+        ended.reset();
+      }
+      if (issue.is(simulate::Compute::kBackward)) {
+        ended = issue.unit();
+        routed = routes;
+      }
+      if (issue.is(Kind::kRouteInter)) routes = issue.unit();
+      if (issue.is(simulate::Compute::kForward)) routes.reset();
+      issues.push_back(std::move(issue));
+    }
+    program.issues = std::move(issues);
+  }
 }
 
 std::vector<simulate::Issue> owned_step(const Setting& setting, Owner rank) {

@@ -22,6 +22,11 @@ inline int times_sent(const simulate::Issue& issue) {
 /// outside of Muon kOutside is empty.
 simulate::Job owned_job(const Setting& setting, int num_steps);
 
+/// On CPUs FSDP2's sum of a unit's norms between nodes blocks the host. Its bytes stand in line
+/// behind those that the unit before has on its way. So compute waits for these after each backward
+/// of a unit.
+void await_host_sums(simulate::Programs* programs);
+
 /// Returns what a rank issues in a step after the first, in order.
 std::vector<simulate::Issue> owned_step(const Setting& setting, core::Owner rank);
 

@@ -191,7 +191,8 @@ Prediction predict_owned(const Setting& setting) {
   const plan::Plan& plan = setting.plan;
   const simulate::Job job = owned_job(setting, kNumSteps);
   OwnedDurations durations(setting, job);
-  const simulate::Programs programs = simulate::unroll(job);
+  simulate::Programs programs = simulate::unroll(job);
+  if (plan.options.on_cpu && setting.training.outside_elements > 0) await_host_sums(&programs);
   Prediction result = sum_up(programs, simulate::execute(programs, durations), plan.options.on_cpu);
   count_bytes(programs, &result);
   const auto outside = static_cast<double>(setting.training.outside_elements);
