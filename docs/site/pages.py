@@ -69,8 +69,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     def add(path: str) -> None:
         files.append(File(path, str(ROOT), config.site_dir, config.use_directory_urls))
 
-    for path in pages_of(config.nav):
-        if files.get_file_from_path(path) is None:
+    for path in [*pages_of(config.nav), *map(str, config.extra_css)]:
+        if (ROOT / path).is_file():
             add(path)
     needed: set[str] = set()
     for page in files.documentation_pages():
