@@ -36,7 +36,7 @@ def target_of(page: str, path: str) -> str:
 
 
 def linked_files(page: str, markdown: str) -> set[str]:
-    """Returns the paths of the repository's files to which a page links."""
+    """Returns the paths of the repository's files that a page has links to."""
     targets = {target_of(page, link["path"]) for link in _LINK.finditer(markdown)}
     return {target for target in targets if (ROOT / target).is_file()}
 

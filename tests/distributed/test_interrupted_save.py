@@ -21,7 +21,7 @@ SEED = 11
 
 
 def page_functions() -> dict[str, Any]:
-    """What the page defines for saving and resuming."""
+    """The functions that the page defines for saving and resuming."""
     names: dict[str, Any] = {"Path": Path, "dcp": dcp}
     blocks = blocks_of("docs/training.md", "python")
     source = next(block.source for block in blocks if "def is_whole" in block.source)

@@ -20,7 +20,7 @@ def test_every_page_of_the_docs_is_in_the_navigation():
 
 @pytest.mark.parametrize("page", pages())
 def test_lists_begin_after_an_empty_line(page):
-    """Else a code host shows a list, and the site a paragraph."""
+    """A code host shows a list without one too, but the site a paragraph."""
     text = re.sub(r"^ *```.*?^ *```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
     assert not re.findall(r"^(?![-*] |\d+\. | |#|$|<!--).*\n(?:[-*]|\d+\.) .*", text, re.MULTILINE)
 
