@@ -1,4 +1,4 @@
-"""A save that is killed, or a file that is cut off, costs at most the newest checkpoint (docs/training.md)."""
+"""A save that is killed, or a file that is cut off, costs at most the newest checkpoint (docs/checkpoints.md)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEED = 11
 def page_functions() -> dict[str, Any]:
     """The functions that the page defines for saving and resuming."""
     names: dict[str, Any] = {"Path": Path, "dcp": dcp}
-    blocks = blocks_of("docs/training.md", "python")
+    blocks = blocks_of("docs/checkpoints.md", "python")
     source = next(block.source for block in blocks if "def is_whole" in block.source)
     exec(source[: source.index("def resume")], names)
     return names
