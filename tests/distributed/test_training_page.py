@@ -14,7 +14,7 @@ from page_blocks import README, ROOT, TOGETHER, blocks_of
 
 import dmuon
 
-# What a reader's program has done before a block of README's, by the block's beginning.
+# By the beginning of a block: the lines that a reader's program has before it.
 READERS_PROGRAM = {
     "import torch.distributed.checkpoint as dcp": "model, optimizer = build(mesh)",
     "for index, micro_batch": """
