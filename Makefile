@@ -17,7 +17,7 @@ TRAJECTORIES = trajectory composition checkpointing values_between_units gradien
 # Uses the address, because a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 
-.PHONY: help setup setup-build build test test-python test-cpp test-device test-torch test-async test-kernels test-gpu fuzz demo bench bench-host bench-ns bench-counts bench-memory bench-plan bench-ablation bench-cluster bench-simulate paper wheel lint format clean
+.PHONY: help setup setup-build build test test-python test-cpp test-device test-torch test-async test-kernels test-gpu fuzz demo bench bench-host bench-ns bench-counts bench-memory bench-plan bench-ablation bench-cluster bench-simulate paper wheel docs lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -129,7 +129,10 @@ paper: build ## the paper's figures as dmuon has them, into out/paper; ARGS=--pr
 wheel: setup ## for the PyTorch that is installed, into dist/
 	@tools/wheel
 
-lint: setup ## format, types, static analysis, file lengths
+docs: setup ## the site: all pages, and the reference of Python's and C++'s interfaces, into build/site
+	@$(ENV) tools/docs $(ARGS)
+
+lint: setup ## format, types, static analysis, file lengths, the site's links
 	@tools/build
 	@$(ENV) tools/lint
 

@@ -203,10 +203,6 @@ def _divided(function: str, parameter: torch.Tensor, rows: int, parts: int) -> i
     return rows // parts
 
 
-# The parameters that Muon updates by default, and their views, for modules of these classes and of subclasses. A key is
-# a class or its qualified name; the nearest base class counts. In a parameter's name `*` and `?` stand for anything.
-# Add your own before `dedicate_params`, the same on all ranks; {} gives a class to AdamW. dmuon warns of an entry that
-# fits nothing in a model.
 by_class: dict[type[nn.Module] | str, dict[str, Callable[[torch.Tensor], View | Sequence[View]]]] = {
     nn.Linear: {"weight": matrix},
     "transformers.pytorch_utils.Conv1D": {"weight": conv1d},
@@ -214,4 +210,10 @@ by_class: dict[type[nn.Module] | str, dict[str, Callable[[torch.Tensor], View | 
     nn.RNNBase: {"weight_*": matrix},
     nn.RNNCellBase: {"weight_*": matrix},
 }
+"""The parameters that Muon updates by default, and their views, for modules of these classes and of subclasses.
+
+A key is a class or its qualified name; the nearest base class counts. In a parameter's name `*` and `?` stand for
+anything. Add your own before `dedicate_params`, the same on all ranks; {} gives a class to AdamW. dmuon warns of an
+entry that fits nothing in a model.
+"""
 _BY_DEFAULT = {cls: dict(rule) for cls, rule in by_class.items()}

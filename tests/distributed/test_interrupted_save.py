@@ -1,4 +1,4 @@
-"""A save that is killed, or a file that is cut off, costs at most the newest checkpoint (docs/training.md)."""
+"""A save that is killed, or a file that is cut off, costs at most the newest checkpoint (docs/checkpoints.md)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as dsd
 from checkpoints import dicts_of, full_state, group_of, started, train, unlike
 from models import make_gpt
+from page_blocks import blocks_of
 from pool import RankPool
-from test_training_page import ROOT, blocks_of
 
 NUM_KILLS = int(os.environ.get("DMUON_NUM_KILLS", "3"))
 SEED = 11
 
 
 def page_functions() -> dict[str, Any]:
-    """What the page defines for saving and resuming."""
+    """The functions that the page defines for saving and resuming."""
     names: dict[str, Any] = {"Path": Path, "dcp": dcp}
-    page = (ROOT / "docs" / "training.md").read_text()
-    source = next(source for _, source in blocks_of(page) if "def is_whole" in source)
+    blocks = blocks_of("docs/checkpoints.md", "python")
+    source = next(block.source for block in blocks if "def is_whole" in block.source)
     exec(source[: source.index("def resume")], names)
     return names
 

@@ -30,7 +30,7 @@ def batch(number: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def trained(mesh: Any, folder: str, resumed: bool) -> dict[str, torch.Tensor]:
-    """The lines with dmuon are those of docs/training.md; train.py has the others."""
+    """The lines with dmuon are those of docs/trainers.md; train.py has the others."""
     rank, _ = place_of(mesh)
     torch.manual_seed(rank)  # as timm does
     task = task_of()

@@ -1,41 +1,65 @@
-"""docs/training.md: its blocks of Python run as they stand, one after the other, on 2 x 2 ranks."""
+"""The blocks of Python on the pages about training run as they stand, one after the other, on 2 x 2 ranks.
+
+README's blocks follow. Each runs after lines that stand for the reader's program.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
-import re
 from pathlib import Path
 from typing import Any
 
+from page_blocks import README, ROOT, TOGETHER, blocks_of
+
 import dmuon
 
-ROOT = Path(__file__).parents[2]
+# By the beginning of a block: the lines that a reader's program has before it.
+READERS_PROGRAM = {
+    "import torch.distributed.checkpoint as dcp": "model, optimizer = build(mesh)",
+    "for index, micro_batch": """
+        import contextlib
+
+        def loss_of(model, tokens):
+            return nn.functional.cross_entropy(model(tokens), tokens)
+
+        micro_batches = [torch.randint(0, 100, (64,)) for _ in range(2)]
+    """,
+    "small = [p for p": """
+        model = nn.Sequential(nn.Embedding(100, 32), Block(32), nn.Linear(32, 100))
+        dmuon.dedicate_params(model, mesh)
+        fully_shard(model, mesh=mesh)
+    """,
+}
 
 
-def blocks_of(page: str) -> list[tuple[int, str]]:
-    """(line, source) of each block of Python."""
-    found = re.finditer(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    return [(page.count("\n", 0, block.start()) + 1, block.group(1)) for block in found]
+def run_block(page: str, line: int, source: str, device: str, names: dict[str, Any]) -> None:
+    on_device = source.replace('"cpu"', f'"{device}"')
+    # Lines of an error are the page's.
+    exec(compile("\n" * line + on_device, str(ROOT / page), "exec"), names)
 
 
-def run_blocks(mesh: Any, page: str, folder: str) -> int:
+def run_blocks(mesh: Any, folder: str) -> int:
+    """Returns how many blocks have run."""
     before, classes = Path.cwd(), dict(dmuon.views.by_class)
     os.chdir(folder)
     try:
         names: dict[str, Any] = {"__name__": "training"}
-        blocks = blocks_of(Path(page).read_text())
-        for line, source in blocks:
-            on_device = source.replace('"cpu"', f'"{mesh.device_type}"')
-            # Lines of an error are the page's.
-            exec(compile("\n" * line + on_device, page, "exec"), names)
-        return len(blocks)
+        blocks = [(page, block) for page in TOGETHER for block in blocks_of(page, "python")]
+        for page, block in blocks:
+            run_block(page, block.line, block.source, mesh.device_type, names)
+        names["mesh"] = mesh
+        for block in (rest := blocks_of(README, "python")[1:]):
+            (before_it,) = [text for start, text in READERS_PROGRAM.items() if block.source.startswith(start)]
+            run_block(README, 0, inspect.cleandoc(before_it), mesh.device_type, names)
+            run_block(README, block.line, block.source, mesh.device_type, names)
+        return len(blocks) + len(rest)
     finally:
         os.chdir(before)
         dmuon.views.by_class.clear()
         dmuon.views.by_class.update(classes)
 
 
-def test_every_block_of_the_page_runs(ranks, tmp_path):
-    page = ROOT / "docs" / "training.md"
-    num_blocks = page.read_text().count("```python")
-    assert ranks.run(run_blocks, (2, 2), page=str(page), folder=str(tmp_path)) == [num_blocks] * 4
+def test_every_block_of_the_pages_runs(ranks, tmp_path):
+    num_blocks = sum((ROOT / page).read_text().count("```python") for page in (*TOGETHER, README))
+    assert ranks.run(run_blocks, (2, 2), folder=str(tmp_path)) == [num_blocks - 1] * 4  # all but README's program

@@ -66,7 +66,7 @@ def _variables(findings: Findings) -> None:
         reason = (
             f"TORCH_NCCL_ASYNC_ERROR_HANDLING={handling}: if a rank is lost, the others may hang, or train on nonsense"
         )
-        findings.hint(reason, "unset TORCH_NCCL_ASYNC_ERROR_HANDLING (docs/training.md, When a rank is lost)")
+        findings.hint(reason, "unset TORCH_NCCL_ASYNC_ERROR_HANDLING (docs/errors.md, When a rank is lost)")
     if is_on("TORCH_DIST_USE_NCCL2"):
         findings.hint("TORCH_DIST_USE_NCCL2: dmuon was never run on that backend", "unset TORCH_DIST_USE_NCCL2")
     for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"):
