@@ -4,8 +4,9 @@
     tools/cluster --nodes 2 --ranks 2 --rate 1gbit -- bench/simulate.py --mesh 2x2
 
 Rates are measured first, on all ranks at once, because they share the machine in training too. These are the rates of
-the bare model's forward and backward, of fused AdamW on a shard, and of gathers and sums of a block's size along rows
-and columns. The plan has measured updates. Then AdamW and dmuon train in turns.
+the bare model's forward and backward, of fused AdamW on a shard, of gathers and sums of a block's size along rows and
+columns, and of a small sum along columns whose links are full. The plan has measured updates. Then AdamW and dmuon
+train in turns.
 """
 
 from __future__ import annotations
@@ -17,18 +18,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from torch.distributed.device_mesh import init_device_mesh
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import dmuon
+from bench.contender import Contender
 from bench.gpt import GPT, GPTConfig
-from bench.train_step import Setting, arguments, conclude, measure, prepare, summarise
+from bench.train_step import LANES, WAITS, WARM_STEPS, Setting, arguments, conclude, measure, prepare, summarise
 from dmuon import _plan
 
 _REPEATS = 7
+_FULL_S = 3.0  # for which links are full while small sums are timed
 _CONTENDERS = {"adamw": "AdamW", "dmuon": "dmuon"}
 
 
@@ -106,6 +111,56 @@ def sum_seconds(setting: Setting, group: dist.ProcessGroup, elements: int) -> fl
     return seconds(setting, lambda: dist.all_reduce(values, group=group))
 
 
+def host_sum_seconds(setting: Setting, bytes_per_s: float) -> float:
+    """A sum of a few bytes along a column, while its members send each other as much as the links take, both ways."""
+    mesh = setting.cluster.mesh
+    assert mesh is not None
+    column, ranks_a_node = mesh.get_group(0), mesh.size(1)
+    bulk = init_device_mesh("cpu", tuple(mesh.shape)).get_group(0)  # whose connections are not the sum's
+    size = int(_FULL_S * bytes_per_s / ranks_a_node / (column.size() - 1))
+    peers = [dist.get_global_rank(column, peer) for peer in range(column.size()) if peer != column.rank()]
+    few, sent = torch.zeros(setting.config.width), torch.zeros(size, dtype=torch.uint8)
+    times = []
+    setting.cluster.barrier()
+    received = [dist.irecv(torch.zeros_like(sent), peer, group=bulk) for peer in peers]
+    sends = [dist.isend(sent, peer, group=bulk) for peer in peers]
+    for _ in range(_REPEATS):
+        time.sleep(_FULL_S / 4 / _REPEATS)  # until links are full, and between sums
+        begin = time.perf_counter()
+        dist.all_reduce(few, group=column)
+        times.append(time.perf_counter() - begin)
+    for work in (*received, *sends):
+        assert work is not None
+        work.wait()
+    return statistics.fmean(setting.cluster.gather(statistics.median(times)))
+
+
+def timed_sums(contender: Contender) -> list[float]:
+    """Returns one number, to which the contender's steps add the seconds that FSDP2's sums between nodes take."""
+    spent, train, add_up = [0.0], contender.train, dist.all_reduce
+
+    def timed(*arguments: Any, **options: Any) -> Any:
+        begin = time.perf_counter()
+        result = add_up(*arguments, **options)
+        if options.get("group") is not None:
+            spent[0] += time.perf_counter() - begin
+        return result
+
+    def traced(num_steps: int) -> Any:
+        with mock.patch.object(dist, "all_reduce", timed):
+            return train(num_steps)
+
+    setattr(contender, "train", traced)  # noqa: B010
+    return spent
+
+
+def hidden_percent(setting: Setting, stats: dict[str, float], sums_s: float) -> float:
+    """The share of communication for which no rank waits, neither dmuon nor FSDP2's sums."""
+    sums = statistics.fmean(setting.cluster.gather(sums_s))
+    waits = sum(stats[key] for key in WAITS.values()) + sums
+    return 100 * (1 - waits / (sum(stats[key] for key in LANES.values()) + sums))
+
+
 def measured_rates(setting: Setting, model: _plan.Model, batch: int) -> tuple[dict[str, _plan.Device], _plan.Network]:
     """The device that a rank is to each contender, and the network.
 
@@ -152,18 +207,21 @@ def compare(setting: Setting, options: Any) -> dict[str, Any]:
     contenders = {name: setting.contender(name) for name in _CONTENDERS}
     plan = dmuon.plan(contenders["dmuon"].model).native
     num_tokens = options.batch * setting.config.sequence
+    sum_s = host_sum_seconds(setting, 1e9 * network.gb_per_s) if plan.mesh.num_replicates > 1 else 0.0
     steps = {
-        name: _plan.predict(plan, model, devices[name], network, num_tokens, label)
+        name: _plan.predict(plan, model, devices[name], network, num_tokens, label, 1e3 * sum_s)
         for name, label in _CONTENDERS.items()
     }
+    sums = timed_sums(contenders["dmuon"])
     summary = summarise(measure(contenders, options, setting.cluster), 1 + options.steps)
+    sums_s = sums[0] / (WARM_STEPS + options.rounds * (1 + options.steps))
     rows = {
         f"{label}, step": row_of(steps[name].step_ms, summary[name]["step_ms"], "ms")
         for name, label in _CONTENDERS.items()
     }
     stats = summary["dmuon"]["mean_stats"]
     rows["dmuon, update"] = row_of(steps["dmuon"].update_ms, 1e3 * stats["busy_update_s"], "ms")
-    rows["dmuon, hidden"] = row_of(100 * steps["dmuon"].hidden, 100 * (summary["dmuon"]["hidden_share"] or 0), "%")
+    rows["dmuon, hidden"] = row_of(100 * steps["dmuon"].hidden, hidden_percent(setting, stats, sums_s), "%")
     held = statistics.fmean(one.state + one.node_copy + one.buffers for one in plan.memory) / 1e6
     rows["dmuon, memory"] = row_of(held, stats["peak_bytes"] / 1e6, "MB")
     ratios = [step.step_ms for step in steps.values()]
@@ -176,8 +234,9 @@ def compare(setting: Setting, options: Any) -> dict[str, Any]:
         "FSDP2's": devices["adamw"].link_gb_per_s,
         "between nodes MB/s": 1e3 * network.gb_per_s,
         "latency between nodes us": network.latency_us,
+        "FSDP2's sums in line ms": 1e3 * sum_s,
     }
-    waits = {name: step.waits_ms for name, step in steps.items()}
+    waits = {name: {"phases": step.phases_ms, **step.waits_ms} for name, step in steps.items()}
     return {"rates": rates, "rows": rows, "waits": waits, "optimizers": summary}
 
 

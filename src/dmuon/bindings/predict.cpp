@@ -95,12 +95,14 @@ void init_predict(py::module_& module) {
   module.def(
       "predict",
       [](const plan::Plan& plan, const catalog::Model& model, const plan::Device& device,
-         const plan::Network& network, int tokens, const std::string& contender) {
-        return predict::predict({plan, model.training, device, network, tokens},
-                                contender_of(contender));
+         const plan::Network& network, int tokens, const std::string& contender,
+         double host_sum_ms) {
+        predict::Setting setting{plan, model.training, device, network, tokens};
+        setting.host_sum_ms = host_sum_ms;
+        return predict::predict(setting, contender_of(contender));
       },
       py::arg("plan"), py::arg("model"), py::arg("device"), py::arg("network"), py::arg("tokens"),
-      py::arg("contender"), no_gil);
+      py::arg("contender"), py::arg("host_sum_ms") = 0, no_gil);
   module.def(
       "issued",
       [](const plan::Plan& plan, const catalog::Model& model, int rank) {

@@ -1,7 +1,6 @@
 #include "dmuon/predict/owned.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "dmuon/plan/packed_units.h"
@@ -45,6 +44,11 @@ core::Vector<Slot, schedule::Batches> batches_by_slot(const Setting& setting) {
   return batches;
 }
 
+bool sums_by_host(const Setting& setting) {
+  return setting.plan.options.on_cpu && setting.plan.mesh.num_replicates > 1 &&
+         setting.training.outside_elements > 0;
+}
+
 }  // namespace
 
 simulate::Job owned_job(const Setting& setting, int num_steps) {
@@ -86,36 +90,6 @@ simulate::Job owned_job(const Setting& setting, int num_steps) {
   return job;
 }
 
-void await_host_sums(simulate::Programs* programs) {
-  for (simulate::Program& program : *programs) {
-    std::vector<simulate::Issue> issues;
-    std::optional<UnitIndex> ended;   // whose sum is still to come
-    std::optional<UnitIndex> routed;  // the newest unit on its way between nodes, but for `ended`
-    std::optional<UnitIndex> routes;
-    for (simulate::Issue& issue : program.issues) {
-      const bool begins_next = issue.compute || issue.is(Kind::kAwaitWeights);
-      if (ended && (begins_next || issue.event != issues.back().event)) {
-        if (routed) {
-          issues.push_back({.operation = {.kind = Kind::kFinishRouteInter,
-                                          .subject = *routed,
-                                          .after = {{Kind::kRouteInter, *routed}}},
-                            .event = issues.back().event,
-                            .step = issues.back().step});
-        }
-        ended.reset();
-      }
-      if (issue.is(simulate::Compute::kBackward)) {
-        ended = issue.unit();
-        routed = routes;
-      }
-      if (issue.is(Kind::kRouteInter)) routes = issue.unit();
-      if (issue.is(simulate::Compute::kForward)) routes.reset();
-      issues.push_back(std::move(issue));
-    }
-    program.issues = std::move(issues);
-  }
-}
-
 std::vector<simulate::Issue> owned_step(const Setting& setting, Owner rank) {
   constexpr int kSteps = 3;
   const simulate::Programs programs = simulate::unroll(owned_job(setting, kSteps));
@@ -130,6 +104,7 @@ OwnedDurations::OwnedDurations(const Setting& setting, const simulate::Job& job)
     : setting_(setting),
       layout_(job.layout),
       rates_(setting),
+      host_sum_us_(sums_by_host(setting) ? 1e3 * setting.host_sum_ms : 0),
       forward_us_(forward_us(setting, rates_)) {
   for (const schedule::UnitLayout& unit : layout_.units) {
     weights_.push_back(shares_of(unit, unit.weight_size));
@@ -184,7 +159,10 @@ OwnedDurations::Shares OwnedDurations::shares_of(const schedule::UnitLayout& uni
 
 double OwnedDurations::work_us(Owner rank, const simulate::Issue& issue) {
   if (issue.is(simulate::Compute::kForward)) return forward_us_[issue.unit()];
-  if (issue.is(simulate::Compute::kBackward)) return 2 * forward_us_[issue.unit()];
+  if (issue.is(simulate::Compute::kBackward)) {
+    const bool is_first = issue.unit().value() == layout_.units.size() - 1;
+    return 2 * forward_us_[issue.unit()] + (is_first ? 0 : host_sum_us_);
+  }
   if (!issue.is(Kind::kOrthogonalise)) return 0;  // which stands for the batch's whole update
   const std::vector<double>& updates = updates_us_[rank];
   const std::size_t batch = issue.operation.batch().position();

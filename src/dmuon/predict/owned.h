@@ -22,11 +22,6 @@ inline int times_sent(const simulate::Issue& issue) {
 /// outside of Muon kOutside is empty.
 simulate::Job owned_job(const Setting& setting, int num_steps);
 
-/// On CPUs FSDP2's sum of a unit's norms between nodes blocks the host. Its bytes stand in line
-/// behind those that the unit before has on its way. So compute waits for these after each backward
-/// of a unit.
-void await_host_sums(simulate::Programs* programs);
-
 /// Returns what a rank issues in a step after the first, in order.
 std::vector<simulate::Issue> owned_step(const Setting& setting, core::Owner rank);
 
@@ -39,6 +34,9 @@ class OwnedDurations : public simulate::Durations {
   double work_us(core::Owner rank, const simulate::Issue& issue) override;
   double message_us(core::Owner rank, const simulate::Issue& issue,
                     const schedule::Message& message) override;
+  /// See Setting::host_sum_ms. All units have one but that whose backward is the first.
+  double host_sum_us() const { return host_sum_us_; }
+  int num_host_sums() const { return layout_.units.size() - 1; }
   // NCCL's collectives begin when all members have come.
   bool rendezvous() const override { return !setting_.plan.options.on_cpu; }
 
@@ -52,6 +50,7 @@ class OwnedDurations : public simulate::Durations {
   const Setting& setting_;
   const schedule::Layout& layout_;
   Rates rates_;
+  double host_sum_us_;
   core::Vector<core::UnitIndex, double> forward_us_;
   core::Vector<core::UnitIndex, Shares> weights_, gradients_;
   core::PerOwner<std::vector<double>> updates_us_;  // [batches of a slot]

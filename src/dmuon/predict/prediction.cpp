@@ -191,10 +191,11 @@ Prediction predict_owned(const Setting& setting) {
   const plan::Plan& plan = setting.plan;
   const simulate::Job job = owned_job(setting, kNumSteps);
   OwnedDurations durations(setting, job);
-  simulate::Programs programs = simulate::unroll(job);
-  if (plan.options.on_cpu && setting.training.outside_elements > 0) await_host_sums(&programs);
+  const simulate::Programs programs = simulate::unroll(job);
   Prediction result = sum_up(programs, simulate::execute(programs, durations), plan.options.on_cpu);
   count_bytes(programs, &result);
+  result.waits_ms[Phase::kBackward][Cause::kInter] +=
+      kMs * durations.host_sum_us() * durations.num_host_sums();
   const auto outside = static_cast<double>(setting.training.outside_elements);
   const double shard = outside / (plan.mesh.num_shards * plan.mesh.tensor_parallel);
   result.adamw_ms = kMs * Rates(setting).adamw_us(shard);

@@ -16,6 +16,10 @@ struct Setting {
   /// alone: measured with 28 blocks that have norms, on 2x8 ranks (bench/README.md, host_time.py).
   double owned_host_ms = 1.8;
   double sharded_host_ms = 1.5;
+  /// On CPUs, the time of FSDP2's sum of a unit's norms between nodes while gradients of matrices
+  /// are on their way. It blocks the host, and each of its messages stands in line behind what the
+  /// kernels have queued.
+  double host_sum_ms = 0;
 };
 
 /// @throws InvalidArgument for tokens that are not positive, a plan without matrices, a training
