@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -33,6 +34,10 @@ from bench.train_step import LANES, WAITS, WARM_STEPS, Setting, arguments, concl
 from dmuon import _plan
 
 _REPEATS = 7
+_COLLECTIVES = (  # of FSDP2, by the names of several versions of PyTorch
+    *("all_reduce", "reduce_scatter_single", "reduce_scatter_tensor"),
+    *("all_gather_single", "all_gather_into_tensor"),
+)
 _FULL_S = 3.0  # for which links are full while small sums are timed
 _CONTENDERS = {"adamw": "AdamW", "dmuon": "dmuon"}
 
@@ -135,30 +140,36 @@ def host_sum_seconds(setting: Setting, bytes_per_s: float) -> float:
     return statistics.fmean(setting.cluster.gather(statistics.median(times)))
 
 
-def timed_sums(contender: Contender) -> list[float]:
-    """Returns one number, to which the contender's steps add the seconds that FSDP2's sums between nodes take."""
-    spent, train, add_up = [0.0], contender.train, dist.all_reduce
+def timed_collectives(contender: Contender) -> list[float]:
+    """Returns one number, to which the contender's steps add the seconds that FSDP2's collectives block."""
+    spent, train = [0.0], contender.train
 
-    def timed(*arguments: Any, **options: Any) -> Any:
-        begin = time.perf_counter()
-        result = add_up(*arguments, **options)
-        if options.get("group") is not None:
-            spent[0] += time.perf_counter() - begin
-        return result
+    def timed(collective: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            begin = time.perf_counter()
+            result = collective(*arguments, **options)
+            if options.get("group") is not None:
+                spent[0] += time.perf_counter() - begin
+            return result
+
+        return call
 
     def traced(num_steps: int) -> Any:
-        with mock.patch.object(dist, "all_reduce", timed):
+        with ExitStack() as patches:
+            for name in _COLLECTIVES:
+                if hasattr(dist, name):
+                    patches.enter_context(mock.patch.object(dist, name, timed(getattr(dist, name))))
             return train(num_steps)
 
     setattr(contender, "train", traced)  # noqa: B010
     return spent
 
 
-def hidden_percent(setting: Setting, stats: dict[str, float], sums_s: float) -> float:
-    """The share of communication for which no rank waits, neither dmuon nor FSDP2's sums."""
-    sums = statistics.fmean(setting.cluster.gather(sums_s))
-    waits = sum(stats[key] for key in WAITS.values()) + sums
-    return 100 * (1 - waits / (sum(stats[key] for key in LANES.values()) + sums))
+def hidden_percent(setting: Setting, stats: dict[str, float], blocked_s: float) -> float:
+    """The share of communication for which no rank waits: in dmuon, or in FSDP2's collectives, which block."""
+    blocked = statistics.fmean(setting.cluster.gather(blocked_s))
+    waits = sum(stats[key] for key in WAITS.values()) + blocked
+    return 100 * (1 - waits / (sum(stats[key] for key in LANES.values()) + blocked))
 
 
 def measured_rates(setting: Setting, model: _plan.Model, batch: int) -> tuple[dict[str, _plan.Device], _plan.Network]:
@@ -212,16 +223,16 @@ def compare(setting: Setting, options: Any) -> dict[str, Any]:
         name: _plan.predict(plan, model, devices[name], network, num_tokens, label, 1e3 * sum_s)
         for name, label in _CONTENDERS.items()
     }
-    sums = timed_sums(contenders["dmuon"])
+    blocked = timed_collectives(contenders["dmuon"])
     summary = summarise(measure(contenders, options, setting.cluster), 1 + options.steps)
-    sums_s = sums[0] / (WARM_STEPS + options.rounds * (1 + options.steps))
+    blocked_s = blocked[0] / (WARM_STEPS + options.rounds * (1 + options.steps))
     rows = {
         f"{label}, step": row_of(steps[name].step_ms, summary[name]["step_ms"], "ms")
         for name, label in _CONTENDERS.items()
     }
     stats = summary["dmuon"]["mean_stats"]
     rows["dmuon, update"] = row_of(steps["dmuon"].update_ms, 1e3 * stats["busy_update_s"], "ms")
-    rows["dmuon, hidden"] = row_of(100 * steps["dmuon"].hidden, hidden_percent(setting, stats, sums_s), "%")
+    rows["dmuon, hidden"] = row_of(100 * steps["dmuon"].hidden, hidden_percent(setting, stats, blocked_s), "%")
     held = statistics.fmean(one.state + one.node_copy + one.buffers for one in plan.memory) / 1e6
     rows["dmuon, memory"] = row_of(held, stats["peak_bytes"] / 1e6, "MB")
     ratios = [step.step_ms for step in steps.values()]

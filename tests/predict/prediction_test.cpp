@@ -99,6 +99,24 @@ TEST(Predict, ParametersOutsideOfMuonAreUpdatedByAdamW) {
               4e6 * 0.75 * 8, 1e5);
 }
 
+// FSDP2's sums between nodes block the hosts of CPUs: after each backward of a unit but the first.
+TEST(Predict, SumsOfTheHostBlockBackwardsOnCpus) {
+  const auto backward_ms = [](layout::Mesh mesh, bool on_cpu, double host_sum_ms) {
+    plan::PlanOptions options;
+    options.on_cpu = on_cpu;
+    Setting setting = small_setting(mesh, 4, options);
+    setting.training.outside_elements = 1000;
+    setting.host_sum_ms = host_sum_ms;
+    const Prediction found = predict(setting, Contender::kDmuon);
+    EXPECT_GE(found.waits_ms[Phase::kBackward][Cause::kInter],
+              mesh.num_replicates > 1 && on_cpu ? 4 * host_sum_ms : 0);
+    return found.phases_ms[Phase::kBackward];
+  };
+  EXPECT_NEAR(backward_ms({2, 1}, true, 3) - backward_ms({2, 1}, true, 1), 4 * (3 - 1), 1e-6);
+  EXPECT_EQ(backward_ms({2, 1}, false, 3), backward_ms({2, 1}, false, 0));
+  EXPECT_EQ(backward_ms({1, 2}, true, 3), backward_ms({1, 2}, true, 0));
+}
+
 TEST(Predict, RefusesWhatIsNoSetting) {
   Setting setting = small_setting({1, 2});
   setting.tokens = 0;
