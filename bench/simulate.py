@@ -38,7 +38,7 @@ _COLLECTIVES = (  # of FSDP2, by the names of several versions of PyTorch
     *("all_reduce", "reduce_scatter_single", "reduce_scatter_tensor"),
     *("all_gather_single", "all_gather_into_tensor"),
 )
-_FULL_S = 3.0  # for which links are full while small sums are timed
+_FULL_S = 3.0  # links are full for as long while small sums are timed
 _CONTENDERS = {"adamw": "AdamW", "dmuon": "dmuon"}
 
 
@@ -121,7 +121,7 @@ def host_sum_seconds(setting: Setting, bytes_per_s: float) -> float:
     mesh = setting.cluster.mesh
     assert mesh is not None
     column, ranks_a_node = mesh.get_group(0), mesh.size(1)
-    bulk = init_device_mesh("cpu", tuple(mesh.shape)).get_group(0)  # whose connections are not the sum's
+    bulk = init_device_mesh("cpu", tuple(mesh.shape)).get_group(0)  # with connections of its own
     size = int(_FULL_S * bytes_per_s / ranks_a_node / (column.size() - 1))
     peers = [dist.get_global_rank(column, peer) for peer in range(column.size()) if peer != column.rank()]
     few, sent = torch.zeros(setting.config.width), torch.zeros(size, dtype=torch.uint8)
@@ -154,14 +154,14 @@ def timed_collectives(contender: Contender) -> list[float]:
 
         return call
 
-    def traced(num_steps: int) -> Any:
+    def train_timed(num_steps: int) -> Any:
         with ExitStack() as patches:
             for name in _COLLECTIVES:
                 if hasattr(dist, name):
                     patches.enter_context(mock.patch.object(dist, name, timed(getattr(dist, name))))
             return train(num_steps)
 
-    setattr(contender, "train", traced)  # noqa: B010
+    setattr(contender, "train", train_timed)  # noqa: B010
     return spent
 
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "dmuon/core/error.h"
 #include "tests/predict/small_setting.h"
 
@@ -99,22 +101,46 @@ TEST(Predict, ParametersOutsideOfMuonAreUpdatedByAdamW) {
               4e6 * 0.75 * 8, 1e5);
 }
 
-// FSDP2's sums between nodes block the hosts of CPUs: after each backward of a unit but the first.
+// FSDP2's sums between nodes block the hosts of CPUs after the backward of each block but the
+// first. They are waits, beside which the update and messages inside the node hold up nothing.
 TEST(Predict, SumsOfTheHostBlockBackwardsOnCpus) {
-  const auto backward_ms = [](layout::Mesh mesh, bool on_cpu, double host_sum_ms) {
+  const auto predicted = [](layout::Mesh mesh, bool on_cpu, double host_sum_ms,
+                            Contender contender = Contender::kDmuon) {
     plan::PlanOptions options;
     options.on_cpu = on_cpu;
     Setting setting = small_setting(mesh, 4, options);
     setting.training.outside_elements = 1000;
     setting.host_sum_ms = host_sum_ms;
-    const Prediction found = predict(setting, Contender::kDmuon);
-    EXPECT_GE(found.waits_ms[Phase::kBackward][Cause::kInter],
-              mesh.num_replicates > 1 && on_cpu ? 4 * host_sum_ms : 0);
-    return found.phases_ms[Phase::kBackward];
+    return predict(setting, contender);
   };
-  EXPECT_NEAR(backward_ms({2, 1}, true, 3) - backward_ms({2, 1}, true, 1), 4 * (3 - 1), 1e-6);
-  EXPECT_EQ(backward_ms({2, 1}, false, 3), backward_ms({2, 1}, false, 0));
-  EXPECT_EQ(backward_ms({1, 2}, true, 3), backward_ms({1, 2}, true, 0));
+  for (const layout::Mesh& mesh : {layout::Mesh{2, 1}, layout::Mesh{2, 2}}) {
+    const Prediction one = predicted(mesh, true, 1);
+    const Prediction three = predicted(mesh, true, 3);
+    EXPECT_NEAR(three.phases_ms[Phase::kBackward] - one.phases_ms[Phase::kBackward], 3 * 2, 1e-6);
+    EXPECT_NEAR(three.step_ms - one.step_ms, 3 * 2, 1e-6);
+    EXPECT_NEAR(three.beside_ms, one.beside_ms, 1e-6);
+    EXPECT_EQ(three.busy_ms[Lane::kCompute], one.busy_ms[Lane::kCompute]);
+  }
+  for (const auto& [mesh, on_cpu, contender] :
+       {std::tuple{layout::Mesh{2, 1}, false, Contender::kDmuon},
+        {layout::Mesh{1, 2}, true, Contender::kDmuon},
+        {layout::Mesh{2, 1}, true, Contender::kAdamW}})
+    EXPECT_EQ(predicted(mesh, on_cpu, 3, contender).step_ms,
+              predicted(mesh, on_cpu, 0, contender).step_ms);
+}
+
+// The output head follows the last unit.
+TEST(Predict, TheHeadRunsInTheLastUnit) {
+  Setting setting = small_setting({1, 4});
+  setting.training.outside_elements = 4'000'000;
+  setting.training.outside_flops = 1e6;
+  for (const Contender contender : kContenders) {
+    for (const Span& span : predict(setting, contender).spans) {
+      if (span.kind != "forward") continue;
+      const double unit_ms = span.unit == 0 ? 0 : kForwardMs / 4;
+      EXPECT_NEAR(span.end_ms - span.start_ms, unit_ms + (span.unit == 4 ? 0.01 : 0), 1e-9);
+    }
+  }
 }
 
 TEST(Predict, RefusesWhatIsNoSetting) {

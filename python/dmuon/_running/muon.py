@@ -91,8 +91,8 @@ class Muon(torch.optim.Optimizer):
             weight_decay: decoupled weight decay, with the unadjusted lr.
             momentum: factor of the exponential mean of gradients.
             nesterov: True to orthogonalise a mix of gradient and momentum, False for the momentum alone.
-            ns_coefficients: "polar_express", "quintic" (torch.optim.Muon's), "you", "cans", "deepseekv4", "cubic5"
-                (docs/options.md), one (a, b, c), or a row for each step.
+            ns_coefficients: "polar_express", "quintic" (torch.optim.Muon's), "you", "cans", "deepseekv4" (ten steps),
+                "cubic5" (five; docs/options.md), one (a, b, c), or a row for each step.
             eps: least divisor before Newton-Schulz, for matrices whose norm is less, as in torch.optim.Muon.
             ns_steps: number of Newton-Schulz steps. Steps past the given rows repeat the last row.
             adjust_lr_fn: None or "original": lr * sqrt(max(1, rows / cols)); "match_rms_adamw":

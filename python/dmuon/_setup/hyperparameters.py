@@ -128,7 +128,8 @@ def resolved_coefficients(
         return _C.resolve_coefficients(given, steps)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{function}: ns_coefficients: expected rows (a, b, c) or a name, got {given!r}: {error}"
+            f"{function}: ns_coefficients: expected rows (a, b, c) or a name, got {given!r} with ns_steps={steps}: "
+            f"{error}"
         ) from None
 
 

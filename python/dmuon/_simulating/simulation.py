@@ -161,7 +161,7 @@ class Simulation:
                 events.append(
                     {
                         "ph": "X",
-                        "name": f"{span.kind} {subject}",
+                        "name": f"{span.kind} {subject}".rstrip(),
                         "cat": span.kind,
                         "pid": pid,
                         "tid": lanes.index(span.lane),
@@ -225,7 +225,9 @@ def _waits_text(name: str, step: _plan.Prediction) -> str:
 
 
 def _subject(span: _plan.PredictedSpan, names: Sequence[str]) -> str:
-    return names[span.unit] if span.unit >= 0 else f"batch {span.batch}"
+    if span.unit >= 0:
+        return names[span.unit]
+    return f"batch {span.batch}" if span.batch >= 0 else ""
 
 
 def _common(names: Sequence[str]) -> str:

@@ -34,7 +34,7 @@ Coefficients deepseek_v4() {
 struct Set {
   std::string_view name;
   Coefficients rows;
-  bool is_schedule = false;  // only as a whole is it what its authors meant
+  bool is_schedule = false;  // exists for as many steps as it has rows alone
 };
 
 const std::vector<Set>& known_sets() {

@@ -31,16 +31,17 @@ using Coefficients = std::vector<Row>;
 ///                  1.05.
 ///   quintic        one row for every step, as in torch.optim.Muon (Jordan).
 ///   you            five rows (YouJiacheng).
-///   cans           five rows by Remez's algorithm (arXiv 2506.10935), with one of 1.02.
+///   cans           five rows by Remez's algorithm (arXiv 2506.10935), with a safety
+///                  factor of 1.02.
 ///   deepseekv4     eight steps of the quintic, two of (2, -1.5, 0.5) (DeepSeek-V4's report).
-///   cubic5         five cubic rows, c = 0 (arXiv 2606.00371), with one of 1.01.
+///   cubic5         five cubic rows, c = 0 (arXiv 2606.00371), with a safety factor of 1.01.
 ///
 /// A safety factor damps all rows but the last. Without it these sets run away just above a
 /// singular value of 1, where rounding to 16 bits gets.
 ///
-/// The last two exist for ten and for five steps alone. The set "aol" of other libraries is none
-/// here: it needs a scaling of its own, and after a division by the norm its first row maps
-/// singular values above 0.88 to negative ones, so that updates would climb.
+/// The last two exist for ten and for five steps alone. dmuon has no set
+/// "aol" of other libraries: it needs a scaling of its own, and after a division by the norm its
+/// first row maps singular values above 0.88 to negative ones, so that updates would climb.
 ///
 /// @param num_steps  in [0, 100), torch.optim.Muon's own limit.
 /// @return           num_steps rows.

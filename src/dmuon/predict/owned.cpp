@@ -157,12 +157,16 @@ OwnedDurations::Shares OwnedDurations::shares_of(const schedule::UnitLayout& uni
   return shares;
 }
 
+double OwnedDurations::host_sum_us(const simulate::Issue& issue) const {
+  if (!issue.is(simulate::Compute::kBackward) || issue.unit() == kOutside) return 0;
+  const bool is_first = issue.unit().value() == layout_.units.size() - 1;
+  return is_first ? 0 : host_sum_us_;
+}
+
 double OwnedDurations::work_us(Owner rank, const simulate::Issue& issue) {
   if (issue.is(simulate::Compute::kForward)) return forward_us_[issue.unit()];
-  if (issue.is(simulate::Compute::kBackward)) {
-    const bool is_first = issue.unit().value() == layout_.units.size() - 1;
-    return 2 * forward_us_[issue.unit()] + (is_first ? 0 : host_sum_us_);
-  }
+  if (issue.is(simulate::Compute::kBackward))
+    return 2 * forward_us_[issue.unit()] + host_sum_us(issue);
   if (!issue.is(Kind::kOrthogonalise)) return 0;  // which stands for the batch's whole update
   const std::vector<double>& updates = updates_us_[rank];
   const std::size_t batch = issue.operation.batch().position();

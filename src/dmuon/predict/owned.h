@@ -34,9 +34,9 @@ class OwnedDurations : public simulate::Durations {
   double work_us(core::Owner rank, const simulate::Issue& issue) override;
   double message_us(core::Owner rank, const simulate::Issue& issue,
                     const schedule::Message& message) override;
-  /// See Setting::host_sum_ms. All units have one but that whose backward is the first.
-  double host_sum_us() const { return host_sum_us_; }
-  int num_host_sums() const { return layout_.units.size() - 1; }
+  /// The time of Setting::host_sum_ms at the end of an issue: of the backward of each unit but
+  /// kOutside, whose sum is a route, and the first one, before which no gradients are sent.
+  double host_sum_us(const simulate::Issue& issue) const;
   // NCCL's collectives begin when all members have come.
   bool rendezvous() const override { return !setting_.plan.options.on_cpu; }
 

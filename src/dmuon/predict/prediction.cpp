@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 
 #include "dmuon/core/error.h"
 #include "dmuon/predict/owned.h"
@@ -96,14 +97,15 @@ struct HeldUp {
 
 // Means over ranks; what is held up counts on the rank where that is most.
 Prediction sum_up(const simulate::Programs& programs, const simulate::Execution& execution,
-                  bool on_cpu) {
+                  bool on_cpu,
+                  const std::function<double(const simulate::Issue&)>& blocked_us = nullptr) {
   core::invariant(execution.violations.empty(), "predict: ", core::joined(execution.violations));
   Prediction result;
   const double share = kMs / programs.size();
   double update_held_up_ms = 0;
   core::PerOwner<RankStep> steps;
   for (const Owner rank : programs.indices())
-    steps.push_back(measure(programs[rank], execution.timeline[rank], kMeasured));
+    steps.push_back(measure(programs[rank], execution.timeline[rank], kMeasured, blocked_us));
   for (const RankStep& step : steps) {
     double update_us = 0;
     result.optimizer_ms -= share * step.routes_in_step_us;
@@ -192,10 +194,13 @@ Prediction predict_owned(const Setting& setting) {
   const simulate::Job job = owned_job(setting, kNumSteps);
   OwnedDurations durations(setting, job);
   const simulate::Programs programs = simulate::unroll(job);
-  Prediction result = sum_up(programs, simulate::execute(programs, durations), plan.options.on_cpu);
+  double host_sums_ms = 0;
+  for (const simulate::Issue& issue : programs.front().issues)
+    if (issue.event / kNumPhases == kMeasured) host_sums_ms += kMs * durations.host_sum_us(issue);
+  Prediction result = sum_up(programs, simulate::execute(programs, durations), plan.options.on_cpu,
+                             [&](const auto& issue) { return durations.host_sum_us(issue); });
+  result.busy_ms[Lane::kInter] += host_sums_ms;
   count_bytes(programs, &result);
-  result.waits_ms[Phase::kBackward][Cause::kInter] +=
-      kMs * durations.host_sum_us() * durations.num_host_sums();
   const auto outside = static_cast<double>(setting.training.outside_elements);
   const double shard = outside / (plan.mesh.num_shards * plan.mesh.tensor_parallel);
   result.adamw_ms = kMs * Rates(setting).adamw_us(shard);
@@ -224,7 +229,8 @@ Prediction predict_sharded(const Setting& setting, Sharded optimizer) {
   return result;
 }
 
-// Appends what the lanes do not have, so that spans are as long as the step.
+// Appends what the lanes do not have. Spans are then as long as the step, unless an accelerator's
+// host decides how long that is.
 void append_rest(Prediction* result, bool on_cpu) {
   double end_ms = 0;
   for (const Span& span : result->spans) end_ms = std::max(end_ms, span.end_ms);
@@ -232,7 +238,7 @@ void append_rest(Prediction* result, bool on_cpu) {
     if (ms <= 0) return;
     result->spans.push_back({.lane = schedule::name_of(Lane::kCompute),
                              .kind = kind,
-                             .unit = kOutside.value(),
+                             .unit = -1,
                              .issued_ms = end_ms,
                              .start_ms = end_ms,
                              .end_ms = end_ms + ms});

@@ -27,8 +27,8 @@ struct Span {
   /// "forward", "backward", or an operation's. At the step's end come "held up" for beside_ms,
   /// "adamw" and, on CPUs, "host": parts of the step that no lane has.
   std::string kind;
-  int unit = 0;    ///< 0: the parameters that Muon does not take; -1: it is on a batch
-  int batch = -1;  ///< of the rank
+  int unit = 0;    ///< 0: the parameters that Muon does not take; -1: it is on none
+  int batch = -1;  ///< of the rank; -1: it is on none
   double issued_ms = 0;
   double start_ms = 0;  ///< when all that it waits for was done
   double end_ms = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <numeric>
 
 #include "dmuon/core/error.h"
@@ -22,6 +23,8 @@ double steps_of_tree(std::size_t num_members) {
 void validate(const Setting& setting) {
   plan::validate(setting.device);
   plan::validate(setting.network);
+  for (const double ms : {setting.owned_host_ms, setting.sharded_host_ms, setting.host_sum_ms})
+    core::require(std::isfinite(ms) && ms >= 0, "predict: host times must be >= 0; got ", ms);
   core::require(setting.tokens > 0, "predict: tokens must be > 0; got ", setting.tokens);
   core::require(!setting.plan.inventory.empty(), "predict: plan: expected a matrix; got none");
   for (const plan::Parameter& parameter : setting.plan.inventory) {

@@ -17,14 +17,13 @@ struct Setting {
   double owned_host_ms = 1.8;
   double sharded_host_ms = 1.5;
   /// On CPUs, the time of FSDP2's sum of a unit's norms between nodes while gradients of matrices
-  /// are on their way. It blocks the host, and each of its messages stands in line behind what the
-  /// kernels have queued.
+  /// are on their way. It blocks the host. Each of its messages waits for the bytes that the kernel
+  /// has queued before.
   double host_sum_ms = 0;
 };
 
 /// @throws InvalidArgument for tokens that are not positive, a plan without matrices, a training
-/// that lacks units of the
-///         plan, or constants of the device or network that are none.
+///         that lacks units of the plan, or bad constants of the device, the network or the host.
 void validate(const Setting& setting);
 
 }  // namespace dmuon::predict

@@ -77,15 +77,21 @@ struct Lanes {
   Intervals waits;
 };
 
-Lanes lanes_of(const simulate::Program& program, const std::vector<SimulatedSpan>& timeline) {
+using BlockedUs = std::function<double(const simulate::Issue&)>;
+
+Lanes lanes_of(const simulate::Program& program, const std::vector<SimulatedSpan>& timeline,
+               const BlockedUs& blocked_us) {
   Lanes lanes{};
   for (const SimulatedSpan& span : timeline) {
-    const bool waits = span.lane == Lane::kCompute && !program.issue(span.issue).compute;
-    if (waits) {
+    const simulate::Issue& issue = program.issue(span.issue);
+    if (span.lane == Lane::kCompute && !issue.compute) {
       append(&lanes.waits, span.issued_us, span.start_us);
-    } else {
-      append(&lanes.busy[span.lane], span.start_us, span.end_us);
+      continue;
     }
+    const double done_us =
+        span.end_us - (issue.compute && blocked_us != nullptr ? blocked_us(issue) : 0);
+    append(&lanes.busy[span.lane], span.start_us, done_us);
+    append(&lanes.waits, done_us, span.end_us);
   }
   return lanes;
 }
@@ -113,9 +119,9 @@ const char* name_of(Cause cause) {
 }
 
 RankStep measure(const simulate::Program& program, const std::vector<SimulatedSpan>& timeline,
-                 int step) {
+                 int step, const BlockedUs& blocked_us) {
   const std::vector<double> ends = ends_of(program, timeline);
-  const Lanes lanes = lanes_of(program, timeline);
+  const Lanes lanes = lanes_of(program, timeline, blocked_us);
   RankStep result;
   for (const Phase phase : kPhases) {
     const std::size_t event = event_of(step, phase);
