@@ -34,8 +34,9 @@ class OwnedDurations : public simulate::Durations {
   double work_us(core::Owner rank, const simulate::Issue& issue) override;
   double message_us(core::Owner rank, const simulate::Issue& issue,
                     const schedule::Message& message) override;
-  /// The time of Setting::host_sum_ms at the end of an issue: of the backward of each unit but
-  /// kOutside, whose sum is a route, and the first one, before which no gradients are sent.
+  /// The end of an issue in which the host waits for a sum (Setting::host_sum_ms). The backward of
+  /// a unit has one. The first backward has none, because no gradients are on their way yet.
+  /// kOutside has none, because its sum is a route.
   double host_sum_us(const simulate::Issue& issue) const;
   // NCCL's collectives begin when all members have come.
   bool rendezvous() const override { return !setting_.plan.options.on_cpu; }

@@ -40,9 +40,8 @@ struct RankStep {
 };
 
 /// A step's place in a program: its events are 3 * step and the two after it.
-/// @param timeline  of the rank, with a step before and one after.
-/// @param blocked_us  the time at the end of a module's compute in which the host only waits; null:
-/// 0
+/// @param timeline    of the rank, with a step before and one after.
+/// @param blocked_us  the end of a module's compute, in which the host only waits; null: 0.
 RankStep measure(const simulate::Program& program,
                  const std::vector<simulate::SimulatedSpan>& timeline, int step,
                  const std::function<double(const simulate::Issue&)>& blocked_us = nullptr);
