@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pool import end_workers, start_workers, use_emulated_device
+from pool import ANSWER_S, Workers, end_workers, start_workers, use_emulated_device
 
 
-def _work(rank: int, size: int, port: int, timeout_s: float, connection: Any) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
+def _work(rank: int, timeout_s: float, connection: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(use_emulated_device(rank), timeout=datetime.timedelta(seconds=timeout_s))
     import async_device
@@ -53,11 +52,11 @@ class Ranks:
         answers = []
         for _, connection in self._workers:
             try:
-                answers.append(connection.recv() if connection.poll(60) else ("hangs", None))
+                answers.append(connection.recv() if connection.poll(ANSWER_S) else ("hangs", None))
             except (EOFError, ConnectionResetError):
                 answers.append(("died", None))
         return answers
 
     def close(self) -> None:
         end_workers(self._workers)
-        self._workers = []
+        self._workers = Workers()

@@ -12,7 +12,6 @@ import datetime
 import faulthandler
 import gc
 import os
-import socket
 import sys
 import time
 import traceback
@@ -38,12 +37,6 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 class RankFailed(AssertionError):
     """A function raised on some rank; the message holds every rank's traceback."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def make_mesh(shape: tuple[int, ...], device_type: str = "cpu") -> DeviceMesh:
@@ -88,22 +81,32 @@ def share_gloos_thread() -> None:
     dist.ProcessGroupGloo.__init__ = make_on_device
 
 
-Workers = list[tuple[Any, Any]]  # processes and the connections to them
+class Workers(list[tuple[Any, Any]]):
+    """Processes and the connections to them, and the store at which they meet.
+
+    This process keeps the store: another program could take a port that was free before a rank listens on it.
+    """
+
+    store: dist.TCPStore
 
 
-def _begin(work: Callable[..., None], *arguments: Any) -> None:
+def _begin(work: Callable[..., None], rank: int, size: int, port: int, *arguments: Any) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
     share_gloos_thread()
-    work(*arguments)
+    work(rank, *arguments)
 
 
 def start_workers(work: Callable[..., None], size: int, *arguments: Any) -> Workers:
-    """Processes that run `work(rank, size, port, *arguments, connection)`."""
+    """Processes that run `work(rank, *arguments, connection)`, with what torchrun would put into their environment."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["torch._dynamo", "dmuon", "pytest"])
-    port, workers = free_port(), []
+    workers = Workers()
+    workers.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for rank in range(size):
         ours, theirs = context.Pipe()
-        process = context.Process(target=_begin, args=(work, rank, size, port, *arguments, theirs), daemon=True)
+        given = (work, rank, size, workers.store.port, *arguments, theirs)
+        process = context.Process(target=_begin, args=given, daemon=True)
         process.start()
         theirs.close()
         workers.append((process, ours))
@@ -188,8 +191,7 @@ def on_default_device(function: Callable[..., Any], mesh: DeviceMesh, kwargs: di
     return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), result)
 
 
-def _work(rank: int, size: int, port: int, device_type: str, is_default: bool, connection: Any) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
+def _work(rank: int, device_type: str, is_default: bool, connection: Any) -> None:
     sys.path.insert(0, HERE)
     faulthandler.enable()
     gc.freeze()  # what was imported is not looked through again by each collection
@@ -240,7 +242,7 @@ class RankPool:
         """`device_type`: of the meshes; without it TEST_DEVICE, which is then the default one inside of functions."""
         self._size, self._answer_s = size, answer_s
         self._arguments = (device_type or TEST_DEVICE, not device_type and TEST_DEVICE != "cpu")
-        self._workers: Workers = []
+        self._workers = Workers()
 
     def begin(self, function: Callable[..., Any], mesh: tuple[int, ...], **kwargs: Any) -> None:
         """Calls it as `run` does and waits for no answer: for ranks that `close` kills in the midst of it."""
@@ -282,4 +284,4 @@ class RankPool:
 
     def close(self) -> None:
         end_workers(self._workers)
-        self._workers = []
+        self._workers = Workers()

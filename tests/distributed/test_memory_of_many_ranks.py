@@ -94,7 +94,7 @@ def test_four_ranks_hold_no_more_than_two(request, kind):
                 assert result[name][0] <= matrices * MATRIX, f"{name} on {mesh}: {result[name][0] / MATRIX} matrices"
 
 
-def _work_alone(rank: int, size: int, port: int, num_ranks: int, connection: Any) -> None:
+def _work_alone(rank: int, num_ranks: int, connection: Any) -> None:
     """The first rank of many, of whom no other is there."""
     importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
     new_group = dist.new_group
