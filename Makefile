@@ -6,6 +6,7 @@ SHELL := /bin/bash
 ENV = . build/environment;
 export OMP_NUM_THREADS ?= 1
 RANKS ?= 4
+SHARE ?= 4
 MESH ?= 2x2
 ROUNDS ?= 8
 MINUTES ?= 10
@@ -33,20 +34,20 @@ build: setup-build ## the extension module, installed editable; afterwards only 
 	@tools/build
 
 # The C++ tests mostly wait, so Python's run beside them; those on the asynchronous device follow them.
-test: setup ## C++ tests and Python tests
+test: setup ## C++ tests, and Python tests: of costly ones a case in SHARE= (4), which the commit draws
 	@tools/build all
 	@+$(MAKE) --no-print-directory -kj2 test-python test-cpp test-device
 
 # Parts of `test`, which build nothing.
 test-python:
-	@$(ENV) OMP_WAIT_POLICY=passive python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(ENV) OMP_WAIT_POLICY=passive python -m pytest -n 2 --dist loadgroup --share $(SHARE) $(ARGS)
 
 test-cpp:
 	@$(ENV) ctest --test-dir build/release -j2 --output-on-failure --no-tests=error
 
 test-device:
-	@$(ENV) DMUON_TEST_DEVICE=emulated OMP_WAIT_POLICY=passive python -m pytest -p no:cacheprovider tests/distributed/test_passes.py \
-	  tests/distributed/test_adamw_groups.py
+	@$(ENV) DMUON_TEST_DEVICE=emulated OMP_WAIT_POLICY=passive python -m pytest -p no:cacheprovider --share $(SHARE) \
+	  tests/distributed/test_passes.py tests/distributed/test_adamw_groups.py
 
 test-torch: ## README's program and a part of the tests with another PyTorch, TORCH=2.11.0, beside the one here
 	@tools/test_torch $(TORCH) $(ARGS)
@@ -54,7 +55,7 @@ test-torch: ## README's program and a part of the tests with another PyTorch, TO
 test-kernels: setup ## the CUDA kernels on the host, and all bugs planted in them
 	@tools/build all
 	@ctest --test-dir build/release -R kernels --output-on-failure
-	@$(ENV) DMUON_PLANT_ALL=1 python -m pytest -n 2 tests/kernels tests/async_device/test_cuda_kernels.py $(ARGS)
+	@$(ENV) python -m pytest -n 2 --dist loadgroup tests/kernels tests/async_device/test_cuda_kernels.py $(ARGS)
 
 test-async: setup ## training on the asynchronous device in all orders, the random one with SEEDS= (20) seeds
 	@tools/build all

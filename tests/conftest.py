@@ -1,8 +1,13 @@
 """What all Python tests have in common."""
 
 import os
+import subprocess
 import tempfile
+import zlib
+from collections import defaultdict
 from pathlib import Path
+
+import pytest
 
 # What is measured or tuned is kept for the session; what the user has kept is not seen.
 _cache = tempfile.TemporaryDirectory(prefix="dmuon-cache-")
@@ -12,3 +17,32 @@ os.environ["DMUON_CACHE_DIR"] = _cache.name
 _gloo_rests = Path(__file__).parents[1] / "build/release/tests/libgloo_rests.so"
 if _gloo_rests.exists():
     os.environ["LD_PRELOAD"] = " ".join(filter(None, [os.environ.get("LD_PRELOAD"), str(_gloo_rests)]))
+
+COSTLY = ("async_device", "distributed", "examples", "kernels", "programs")  # folders whose tests take seconds each
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    words = f"run one case in N of each parametrized test of {', '.join(COSTLY)}; the commit draws which [1: all]"
+    parser.addoption("--share", type=int, default=1, metavar="N", help=words)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "every_case: --share leaves none of its cases out")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (share := config.getoption("share")) == 1:
+        return
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    commit = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    families = defaultdict(list)
+    for item in items:
+        is_costly = item.path.relative_to(Path(__file__).parent).parts[0] in COSTLY
+        if is_costly and hasattr(item, "callspec") and item.get_closest_marker("every_case") is None:
+            families[item.path, item.originalname].append(item)
+    left_out = set()
+    for cases in families.values():
+        drawn = sorted(cases, key=lambda item: zlib.crc32(f"{commit} {item.callspec.id}".encode()))
+        left_out |= set(drawn[-(-len(cases) // share) :])
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=list(left_out))

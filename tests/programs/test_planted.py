@@ -8,6 +8,7 @@ import pytest
 from planted import PLANTED
 from planted_change import Planted
 
+pytestmark = pytest.mark.every_case
 ROOT = Path(__file__).parents[2]
 
 
