@@ -17,15 +17,13 @@ from dmuon._planning.owner_plan import Plan
 from dmuon._running.adamw import InnerAdamW
 from dmuon._running.given_groups import Given
 from dmuon._running.host_state import discard_unreduced
+from dmuon._running.optimizer_load import checked_state, write_state
 from dmuon._running.skipped_steps import KEY as SKIPPED_STEPS
 from dmuon._running.skipped_steps import SkippedSteps
 from dmuon._running.start import agreed_setup, start
 from dmuon._running.ungrouped import UngroupedParameters
-from dmuon._saving.optimizer_state import fitting_state, saved_group, saved_state
-from dmuon._saving.saved_members import members_of, require_saved_members
-from dmuon._saving.saved_views import require_saved_views
-from dmuon._setup.agreement import agreement
-from dmuon._setup.dedication import dedication_of, plain_module
+from dmuon._saving.optimizer_state import saved_state, with_saved_groups
+from dmuon._setup.dedication import dedication_of, one_model, plain_module
 from dmuon._setup.hyperparameters import (
     EPS,
     NS_COEFFICIENTS,
@@ -115,7 +113,7 @@ class Muon(torch.optim.Optimizer):
         Raises:
             ValueError: on every rank, if any rank finds something wrong or the ranks differ.
         """
-        model = plain_module(_one_model(model), "Muon")
+        model = plain_module(one_model(model), "Muon")
         dedication = dedication_of(model, "Muon")
         adamw_lr_rule = "" if adamw_lr is not None else ", by adamw_lr=None"
         default = lr if adjust_lr_fn == "match_rms_adamw" else 3e-4
@@ -337,13 +335,7 @@ class Muon(torch.optim.Optimizer):
             packed = super().state_dict()
         finally:
             self.state = live
-        members = members_of(self.param_groups, self._leaf_of, self._runtime.leaves)
-        members = members if len(members) > 1 else {}
-        groups = [
-            saved_group(group, self._runtime.leaves, members.get(number, ""))
-            for number, group in enumerate(packed["param_groups"])
-        ]
-        return {**packed, "param_groups": groups}
+        return with_saved_groups(packed, self.param_groups, self._leaf_of, self._runtime.leaves)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -361,28 +353,10 @@ class Muon(torch.optim.Optimizer):
         runtime.refuse_inside_full_params("opt.load_state_dict()")
         runtime.refuse_while_averaged("opt.load_state_dict()")
         runtime.meet("Muon.load_state_dict()")
-        shards, hooks = runtime.shards, self._optimizer_load_state_dict_pre_hooks
-        with agreement(runtime.ranks, "Muon.load_state_dict") as facts:
-            for hook in hooks.values():
-                changed = hook(self, state_dict)
-                state_dict = state_dict if changed is None else changed
-            names = {id(p): name for name, p in runtime.model.named_parameters()}
-            lrs = runtime.step_agreement.first_lrs
-            loaded = fitting_state(state_dict, self.param_groups, self._leaf_of, names, shards, lrs, facts)
-            facts.append(f"accepts_other_views {self.accepts_other_views}")
-            if not self.accepts_other_views:
-                require_saved_views(state_dict["param_groups"], runtime.leaves)
-                members = members_of(self.param_groups, self._leaf_of, runtime.leaves)
-                require_saved_members(state_dict["param_groups"], members)
+        hooks = self._optimizer_load_state_dict_pre_hooks
+        state_dict, loaded = checked_state(self, state_dict, hooks.values(), runtime, self._leaf_of)
         # At once: nothing that may raise on some ranks alone comes between the check and the collective calls.
-        for name, values in loaded.owned.items():
-            shards.write(values, name)
-        if not state_dict["state"]:
-            for index in self._leaf_of.values():
-                for name in shards.states:
-                    for part in runtime.transfers.owned_parts(index, name):
-                        part.tensor.zero_()
-        runtime.publish()
+        write_state(runtime, loaded, is_fresh=not state_dict["state"])
         owned: dict[torch.Tensor, Any] = {parameter: self.state[parameter] for parameter in self._leaf_of}
         self._adamw = InnerAdamW()  # for the new groups and state of the base class
         self._optimizer_load_state_dict_pre_hooks = OrderedDict()  # they have run
@@ -395,19 +369,3 @@ class Muon(torch.optim.Optimizer):
             for group in self.param_groups:
                 if group["algorithm"] == "adamw":
                     self._adamw.add(group, self.state)
-
-
-def _one_model(model: Any) -> Any:
-    """Returns `model`. Raises ValueError if it is what other optimizers take: parameters, or several models."""
-    if isinstance(model, nn.Module):
-        return model
-    parts = list(model) if isinstance(model, list | tuple) else []
-    if parts and all(isinstance(part, nn.Module) for part in parts):
-        raise ValueError(
-            f"Muon: model: expected one model, got {len(parts)} parts. Expected: a Muon for each part, "
-            "[dmuon.Muon(part) for part in parts]."
-        )
-    raise ValueError(
-        f"Muon: model: expected the model itself, dmuon.Muon(model), got {type(model).__name__}. Parameters that need "
-        "options of their own go into muon_groups and adamw_groups."
-    )

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from dmuon._saving.owned_shards import MASTER, OwnedShards
+from dmuon._saving.saved_members import members_of
 from dmuon._saving.saved_views import with_views, without_views
 from dmuon._saving.whole_states import cut_like
 from dmuon._setup.hyperparameters import adamw_moments, check_group, resolved_coefficients, settings_of
@@ -92,7 +93,18 @@ def saved_state(live: Any, leaf_of: Mapping[Any, int], shards: OwnedShards) -> d
     return saved
 
 
-def saved_group(group: dict[str, Any], leaves: Sequence[Leaf], members: str) -> dict[str, Any]:
+def with_saved_groups(
+    packed: dict[str, Any], groups: Sequence[dict[str, Any]], leaf_of: Mapping[Any, int], leaves: Sequence[Leaf]
+) -> dict[str, Any]:
+    """Returns a state dict of `torch.optim.Optimizer` with groups to save in place of the live `groups`' values."""
+    members = members_of(groups, leaf_of, leaves)
+    members = members if len(members) > 1 else {}
+    numbered = enumerate(packed["param_groups"])
+    saved = [_saved_group(group, leaves, members.get(number, "")) for number, group in numbered]
+    return {**packed, "param_groups": saved}
+
+
+def _saved_group(group: dict[str, Any], leaves: Sequence[Leaf], members: str) -> dict[str, Any]:
     """Returns a group for a state dict, with values that torch.distributed.checkpoint and torch.optim.Muon can read.
 
     A dtype becomes its name. A name of coefficients becomes one (a, b, c), if they are equal in every step. The views

@@ -262,3 +262,19 @@ def end_setup(dedication: Dedication) -> None:
     for handle in dedication.guards:
         handle.remove()
     dedication.guards.clear()
+
+
+def one_model(model: Any) -> Any:
+    """Returns `model`. Raises ValueError if it is what other optimizers take: parameters, or several models."""
+    if isinstance(model, nn.Module):
+        return model
+    parts = list(model) if isinstance(model, list | tuple) else []
+    if parts and all(isinstance(part, nn.Module) for part in parts):
+        raise ValueError(
+            f"Muon: model: expected one model, got {len(parts)} parts. Expected: a Muon for each part, "
+            "[dmuon.Muon(part) for part in parts]."
+        )
+    raise ValueError(
+        f"Muon: model: expected the model itself, dmuon.Muon(model), got {type(model).__name__}. Parameters that need "
+        "options of their own go into muon_groups and adamw_groups."
+    )

@@ -1,0 +1,56 @@
+"""Loads a saved optimizer into a `Muon`: the check on all ranks, then the owners' tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from dmuon._running.runtime import Runtime
+from dmuon._saving.optimizer_state import LoadedState, fitting_state
+from dmuon._saving.saved_members import members_of, require_saved_members
+from dmuon._saving.saved_views import require_saved_views
+from dmuon._setup.agreement import agreement
+
+
+def checked_state(
+    optimizer: Any,
+    state_dict: dict[str, Any],
+    hooks: Iterable[Callable[[Any, dict[str, Any]], dict[str, Any] | None]],
+    runtime: Runtime,
+    leaf_of: Mapping[torch.Tensor, int],
+) -> tuple[dict[str, Any], LoadedState]:
+    """Returns the state dict as the optimizer's `hooks` have made it, and its contents. Collective.
+
+    Raises:
+        ValueError: on all ranks, if something does not fit the optimizer, or ranks differ.
+    """
+    with agreement(runtime.ranks, "Muon.load_state_dict") as facts:
+        for hook in hooks:
+            changed = hook(optimizer, state_dict)
+            state_dict = state_dict if changed is None else changed
+        groups, names = optimizer.param_groups, {id(p): name for name, p in runtime.model.named_parameters()}
+        lrs = runtime.step_agreement.first_lrs
+        loaded = fitting_state(state_dict, groups, leaf_of, names, runtime.shards, lrs, facts)
+        facts.append(f"accepts_other_views {optimizer.accepts_other_views}")
+        if not optimizer.accepts_other_views:
+            require_saved_views(state_dict["param_groups"], runtime.leaves)
+            members = members_of(groups, leaf_of, runtime.leaves)
+            require_saved_members(state_dict["param_groups"], members)
+    return state_dict, loaded
+
+
+def write_state(runtime: Runtime, loaded: LoadedState, is_fresh: bool) -> None:
+    """Writes owners' tensors, and makes units see the masters. Collective.
+
+    `is_fresh`: the saved optimizer had made no step, so states become zeros.
+    """
+    for name, values in loaded.owned.items():
+        runtime.shards.write(values, name)
+    if is_fresh:
+        for index in range(len(runtime.leaves)):
+            for name in runtime.shards.states:
+                for part in runtime.transfers.owned_parts(index, name):
+                    part.tensor.zero_()
+    runtime.publish()
