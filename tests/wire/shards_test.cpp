@@ -22,6 +22,7 @@ using layout::Mesh;
 using Sizes = std::vector<std::int64_t>;
 
 const std::string kRows = "one value a row";
+const std::string kColumns = "one value a column";  // of matrices that are stored transposed
 constexpr Mesh kMeshes[] = {{1, 1}, {1, 3}, {2, 2}, {3, 1}};
 
 // Five leaves: a matrix; one with fewer rows than there are chunks; a stack; a stack whose matrices
@@ -57,13 +58,19 @@ float value(LeafIndex leaf, std::int64_t element) {
 
 // Elements of a leaf's tensor of this name.
 std::int64_t num_elements(LeafIndex leaf, const std::string& name) {
+  if (name == kColumns) return Sizes{3, 4, 10, 20, 3}[leaf.position()];
   return name == kRows ? Sizes{5, 1, 6, 12, 14}[leaf.position()] : product(kSizes[leaf]);
+}
+
+// Rows of columns belong to matrices, and those of a matrix by itself are one.
+std::int64_t num_rows(LeafIndex leaf, const std::string& name) {
+  return name == kColumns ? Sizes{1, 1, 2, 4, 1}[leaf.position()] : kSizes[leaf][0];
 }
 
 // The elements of the leaf that a slot has: each element by itself.
 std::vector<std::int64_t> elements_at(core::Slot slot, LeafIndex leaf, const std::string& name,
                                       int num_chunks) {
-  const std::int64_t rows = kSizes[leaf][0];
+  const std::int64_t rows = num_rows(leaf, name);
   const std::int64_t rows_a_chunk = (rows + num_chunks - 1) / num_chunks;
   std::vector<std::int64_t> elements;
   for (std::int64_t element = 0; element < num_elements(leaf, name); ++element) {
@@ -89,6 +96,7 @@ struct Rank {
   Rank(const Mesh& of, const StorePtr& store, int rank)
       : mesh(make_mesh(of, store, rank)), parameters(parameters_on(of)) {
     owned.add(kRows, [](const layout::View& view) { return Sizes{view.rows, 1}; });
+    owned.add(kColumns, [](const layout::View& view) { return Sizes{1, view.cols}; });
   }
 
   std::vector<std::vector<ParameterIndex>> batches() {
@@ -105,8 +113,9 @@ struct Rank {
       std::int64_t element = 0;
       for (const ParameterIndex parameter : leaves[leaf].parameters) {
         const layout::View& view = parameters[parameter].view;
-        const std::int64_t size =
-            name == kRows ? view.num_matrices * view.rows : view.num_elements();
+        const std::int64_t size = name == kRows      ? view.num_matrices * view.rows
+                                  : name == kColumns ? view.num_matrices * view.cols
+                                                     : view.num_elements();
         const at::Tensor own = owned.of(parameter, name);
         for (std::int64_t i = 0; i < size; ++i, ++element)
           if (own.defined()) body(parameter, leaf, element, own.data_ptr<float>() + i);
@@ -132,7 +141,7 @@ TEST(Shards, GiveEachRankItsRowsInAnyDtype) {
   for (const Mesh& mesh : kMeshes) {
     run_ranks(mesh.num_slots(), [&](int number, const StorePtr& store) {
       Rank rank(mesh, store, number);
-      for (const std::string& name : {kMaster, kRows}) {
+      for (const std::string& name : {kMaster, kRows, kColumns}) {
         rank.for_owned(name, [](ParameterIndex, LeafIndex leaf, std::int64_t element, float* own) {
           *own = value(leaf, element);
         });
@@ -161,7 +170,7 @@ TEST(Shards, TakeWhatTheOwnersNodeHas) {
   for (const Mesh& mesh : kMeshes) {
     run_ranks(mesh.num_slots(), [&](int number, const StorePtr& store) {
       Rank rank(mesh, store, number);
-      for (const std::string& name : {kMaster, kRows}) {
+      for (const std::string& name : {kMaster, kRows, kColumns}) {
         for (const int num_chunks : {mesh.num_shards, mesh.num_slots()}) {
           const auto of_node = [&](core::Slot slot) {
             return num_chunks > mesh.num_shards ? 0 : 1000 * mesh.replicate_of(slot).value();
@@ -220,17 +229,6 @@ TEST(Shards, MoveAVectorARowToAnotherMesh) {
     rank.for_owned(kRows, [&](ParameterIndex, LeafIndex leaf, std::int64_t element,
                               const float* own) { EXPECT_EQ(*own, value(leaf, element)); });
     rank.end();
-  });
-}
-
-TEST(Shards, RefuseATensorThatTheLeafsRowsDoNotDivide) {
-  run_ranks(1, [](int number, const StorePtr& store) {
-    Rank rank({1, 1}, store, number);
-    rank.owned.add("one value a column", [](const layout::View& view) {
-      return Sizes{1, view.cols};
-    });
-    EXPECT_THROW(rank.shards(1).give({LeafIndex(0)}, "one value a column", at::kFloat),
-                 core::InternalError);
   });
 }
 

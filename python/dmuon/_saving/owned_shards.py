@@ -79,20 +79,15 @@ class OwnedShards:
         return [self._as_saved(index, name, values) for index, values in zip(indices, flat, strict=True)]
 
     def shape(self, index: int, name: str) -> torch.Size:
-        """Returns the shape of a leaf's named tensor, which has the leaf's first dimension.
+        """Returns the shape of a leaf's named tensor, whose first dimension is cut into shards.
 
-        Raises:
-            ValueError: that dimension does not divide the tensor, so that no rows of it belong to rows of the leaf.
+        It is the leaf's first dimension, or one of the tensor's own if no rows of it belong to rows of the leaf.
         """
         leaf, sizes = self._leaves[index], self._transfers.sizes_of(index, name)
         if leaf.cut is not None:  # a rank has slices of it alone, and only states that are cut like the leaf
             return leaf.shape
-        rows, elements = leaf.shape[0], math.prod(sizes)
-        if elements % rows:
-            raise ValueError(
-                f"Muon: '{leaf.name}': {name}: expected a multiple of the matrix's {rows} rows, got {elements} elements"
-            )
-        return torch.Size(sizes if sizes[0] == rows else (rows, elements // rows))
+        rows = self._transfers.rows_of(index, name)
+        return torch.Size(sizes if sizes[0] == rows else (rows, math.prod(sizes) // rows))
 
     def _shape_of_rank(self, index: int, name: str) -> Sequence[int]:
         """Returns the shape of what FSDP2 would cut: of this rank's slice, or of the whole tensor."""

@@ -138,6 +138,7 @@ void init_parts(py::module_& module) {
 
   py::class_<Transfers>(module, "Transfers")
       .def("sizes_of", &Transfers::sizes_of, py::arg("leaf"), py::arg("name"))
+      .def("rows_of", &Transfers::rows_of, py::arg("leaf"), py::arg("name"))
       .def("gather", &Transfers::gather, py::arg("leaf"), py::arg("name"), no_gil)
       .def("scatter", &Transfers::scatter, py::arg("leaf"), py::arg("name"), py::arg("value"),
            no_gil)

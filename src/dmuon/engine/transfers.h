@@ -39,6 +39,11 @@ class Transfers {
     return executor_.owned().sizes_of(executor_.leaves().at(leaf), name);
   }
 
+  /// Returns the number of rows that the tensor's shards are cut by; see wire::Owned.
+  std::int64_t rows_of(core::LeafIndex leaf, const std::string& name) const {
+    return executor_.owned().rows_of(executor_.leaves().at(leaf), name);
+  }
+
   /// Returns the named tensor of a leaf on every rank, in its own sizes. A gradient is undefined if
   /// an owner holds nothing of it. Collective.
   at::Tensor gather(core::LeafIndex leaf, const std::string& name) const;

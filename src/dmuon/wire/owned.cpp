@@ -142,6 +142,12 @@ std::vector<std::int64_t> Owned::sizes_of(const layout::Leaf& leaf, const std::s
   return stacked(num_matrices, std::move(sizes));
 }
 
+std::int64_t Owned::rows_of(const layout::Leaf& leaf, const std::string& name) const {
+  const std::int64_t first = sizes_of(leaf, name).front();
+  const std::int64_t rows = leaf.sizes.front();
+  return first == 1 || num_elements(leaf, name) % rows != 0 ? first : rows;
+}
+
 void Owned::accumulate(ParameterIndex parameter, std::int64_t begin, const at::Tensor& values,
                        double scale) {
   core::invariant(!gradient_factor_.defined(), "Owned::accumulate: a factor waits");

@@ -70,9 +70,7 @@ class Owned {
   const std::shared_ptr<BufferPool>& pool() const { return pool_; }
 
   /// Adds a named tensor of zeros to every batch. All ranks add the same names.
-  /// @param sizes  of one matrix; default: the matrix's own. To be cut into shards, a leaf's tensor
-  ///               must have equally many elements for each index of the leaf's first dimension:
-  ///               {rows, 1} has.
+  /// @param sizes  of one matrix; default: the matrix's own.
   /// @throws InvalidArgument if the name exists.
   void add(const std::string& name, MatrixSizes sizes = {});
 
@@ -103,6 +101,11 @@ class Owned {
   /// Returns the sizes of a leaf's whole named tensor: the leaf's own sizes if it has as many
   /// elements, else as of() has them for all of the leaf's matrices. Flat if their shapes differ.
   std::vector<std::int64_t> sizes_of(const layout::Leaf& leaf, const std::string& name) const;
+  /// Returns the number of equal rows that a leaf's whole named tensor is cut into shards by. It is
+  /// the leaf's first dimension, so that shards belong to the leaf's shards. A tensor that these
+  /// rows do not divide, or that is one row as sizes_of() has it, is cut along its own first
+  /// dimension.
+  std::int64_t rows_of(const layout::Leaf& leaf, const std::string& name) const;
   std::int64_t num_elements(const layout::Leaf& leaf, const std::string& name) const {
     return parts_of(leaf, name).back().elements.end;
   }

@@ -116,10 +116,8 @@ std::vector<Shards::Piece> Shards::pieces_of(const std::vector<LeafIndex>& which
   std::int64_t elements = 0;
   for (std::size_t place = 0; place < which.size(); ++place) {
     const std::vector<Owned::Part> parts = owned_.parts_of(leaves_.at(which[place]), name);
-    const std::int64_t rows = leaves_[which[place]].sizes[0];
+    const std::int64_t rows = owned_.rows_of(leaves_[which[place]], name);
     const std::int64_t all = parts.back().elements.end;
-    core::invariant(all % rows == 0, "Shards: ", name, ": expected a multiple of the leaf's ", rows,
-                    " rows, got ", all, " elements");
     for (const auto& [parameter, within] : parts) {
       if (pieces.empty() || elements + within.size() > kPieceElements) {
         pieces.emplace_back();

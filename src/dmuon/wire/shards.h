@@ -22,7 +22,8 @@ namespace dmuon::wire {
 /// A leaf is cut along its first dimension as fully_shard and torch.chunk cut it. Chunks have
 /// ceil(rows / num_chunks) rows; the last ones are smaller or empty. Slot s has chunk
 /// s mod num_chunks. So with one chunk a rank of a node, every node has all of them. A named tensor
-/// of another shape (Owned::add) is cut at the same rows of the leaf.
+/// of another shape (Owned::add) is cut at the same rows of the leaf, or by its own rows if it does
+/// not have as many (Owned::rows_of).
 ///
 /// Shards travel between an owner and its column's members (between nodes), and between these and
 /// their nodes. Each element crosses each kind of link at most once. It goes from its memory to its
