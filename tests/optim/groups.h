@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "dmuon/optim/batch_update.h"
+#include "dmuon/optim/rules/make_rule.h"
 #include "dmuon/optim/rules/muon.h"
 #include "tests/optim/plain_muon.h"
 
@@ -29,12 +31,19 @@ inline MuonGroup group_of(const MuonOptions& options) {
   return group;
 }
 
+// The same by another rule.
+inline MuonGroup group_of(const std::string& rule, const MuonOptions& options) {
+  MuonGroup group = group_of(options);
+  group.rule = make_rule(rule, options);
+  return group;
+}
+
 // A rule that knows of no factor of gradients: what one value a row remembers, and weights that
 // move by the update over that.
 class Rows final : public Rule {
  public:
   const std::vector<State>& states() const override {
-    static const std::vector<State> kStates{{"rows", [](std::int64_t rows, std::int64_t) {
+    static const std::vector<State> kStates{{"rows", [](std::int64_t rows, std::int64_t, bool) {
                                                return std::array{rows, std::int64_t{1}};
                                              }}};
     return kStates;

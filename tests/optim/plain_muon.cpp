@@ -41,8 +41,7 @@ Plain newton_schulz(Plain x, const std::vector<std::array<double, 3>>& coefficie
 
 }  // namespace
 
-void plain_muon_update(Plain* master, Plain* momentum, const Plain& gradient,
-                       const PlainOptions& options) {
+Plain plain_orthogonalised(Plain* momentum, const Plain& gradient, const PlainOptions& options) {
   const double mu = options.momentum;
   Plain update = gradient;
   for (std::size_t i = 0; i < update.values.size(); ++i) {
@@ -50,8 +49,13 @@ void plain_muon_update(Plain* master, Plain* momentum, const Plain& gradient,
     m = mu * m + (1 - mu) * gradient.values[i];
     update.values[i] = options.nesterov ? (1 - mu) * gradient.values[i] + mu * m : m;
   }
-  const Plain direction = newton_schulz(update, options.coefficients);
-  for (std::size_t i = 0; i < update.values.size(); ++i) {
+  return newton_schulz(update, options.coefficients);
+}
+
+void plain_muon_update(Plain* master, Plain* momentum, const Plain& gradient,
+                       const PlainOptions& options) {
+  const Plain direction = plain_orthogonalised(momentum, gradient, options);
+  for (std::size_t i = 0; i < master->values.size(); ++i) {
     double& w = master->values[i];
     w = w * (1 - options.lr * options.weight_decay) - options.adjusted_lr * direction.values[i];
   }

@@ -25,6 +25,9 @@ struct PlainOptions {
   std::vector<std::array<double, 3>> coefficients;
 };
 
+/// Moves the momentum. Returns the orthogonalised direction.
+Plain plain_orthogonalised(Plain* momentum, const Plain& gradient, const PlainOptions& options);
+
 /// Muon as the paper writes it (eq. muon-update), element by element in fp64, one matrix at a time.
 void plain_muon_update(Plain* master, Plain* momentum, const Plain& gradient,
                        const PlainOptions& options);

@@ -5,9 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "dmuon/core/error.h"
+#include "dmuon/optim/rules/make_rule.h"
 #include "dmuon/optim/rules/muon.h"
+#include "dmuon/plan/state_bytes.h"
 #include "tests/newton_schulz/every_backend.h"
 
 namespace dmuon::optim {
@@ -93,11 +97,22 @@ TEST_P(OrthogonalisedTest, ComputesItsUpdate) {
 }
 
 // One value a row, as NorMuon keeps.
-constexpr std::array<std::int64_t, 2> one_a_row(std::int64_t rows, std::int64_t) {
+constexpr std::array<std::int64_t, 2> one_a_row(std::int64_t rows, std::int64_t, bool) {
   return {rows, 1};
 }
 
 using Sizes = std::vector<std::int64_t>;
+
+constexpr std::array<std::int64_t, 2> one_a_neuron(std::int64_t rows, std::int64_t cols,
+                                                   bool transposed) {
+  return transposed ? std::array{std::int64_t{1}, cols} : one_a_row(rows, cols, transposed);
+}
+
+TEST(State, HasSizesThatFollowFromHowTheMatrixIsStored) {
+  const State neuron{"second_momentum", one_a_neuron};
+  EXPECT_EQ(neuron.sizes_of({7, 3, 8, 2, false}), (Sizes{3, 2}));
+  EXPECT_EQ(neuron.sizes_of({7, 3, 8, 2, true}), (Sizes{1, 8}));
+}
 
 TEST(State, HasSizesThatFollowFromTheMatrix) {
   const State row{"second_momentum", one_a_row};
@@ -111,6 +126,34 @@ TEST(Muon, KeepsAMomentumOfTheMatrixsSizes) {
   EXPECT_EQ(states[0].name, "momentum_buffer");
   EXPECT_EQ(states[0].sizes_of({7, 3, 8}), (Sizes{3, 8}));
   EXPECT_EQ(states[0].sizes_of({7, 3, 8, 2}), (Sizes{3, 8}));
+}
+
+// A plan knows no tensor, so it has the bytes by itself.
+TEST(MakeRule, KnowsThePlansRulesWhoseBytesItsStatesHave) {
+  for (const std::string& name : plan::rule_names()) {
+    const auto rule = make_rule(name, {});
+    for (const layout::View& view :
+         {layout::View{1, 6, 10}, {4, 6, 10}, {3, 6, 10, 2}, {2, 6, 10, 5, true}}) {
+      std::int64_t values = 2 * view.num_elements();  // master and gradient
+      for (const State& state : rule->states()) {
+        const Sizes sizes = state.sizes_of(view);
+        values += view.num_matrices * sizes[0] * sizes[1];
+      }
+      const layout::Parameter parameter{"weight", view};
+      EXPECT_EQ(plan::state_bytes(parameter.shape(), name), 4 * values) << name;
+    }
+  }
+}
+
+TEST(MakeRule, RefusesAnotherNameWithTheKnownOnes) {
+  try {
+    make_rule("another", {});
+    FAIL() << "accepted";
+  } catch (const core::InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find("Muon: rule: expected one of muon, "),
+              std::string::npos)
+        << error.what();
+  }
 }
 
 }  // namespace

@@ -212,7 +212,7 @@ TEST(InstanceOf, TakesEveryShapeFromTheTableInWhicheverOrderItIsThere) {
 TEST(InstanceOf, NamesAShapeThatIsMissingOrThereTwice) {
   const ShapeGroups groups = group_by_shape({{"a", {1, 2, 3}, 0, true}});
   const auto of = [&](const CostTable& costs) {
-    return message_of([&] { instance_of(groups, costs, 1, 12); });
+    return message_of([&] { instance_of(groups, costs, 1, "muon"); });
   };
   const ShapeCosts plain{{2, 3}, {{1, 5}}};
   const ShapeCosts over{{2, 3, true}, {{1, 5}}};

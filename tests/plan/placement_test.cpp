@@ -55,7 +55,8 @@ TEST(Place, GivesEveryMatrixAnOwnerAndSomeOwnerTheCountsOfEach) {
   for (int trial = 0; trial < 200; ++trial) {
     const Case drawn = draw_case(random);
     const ShapeGroups groups = group_by_shape(drawn.inventory);
-    const balance::Problem problem(instance_of(groups, drawn.costs, drawn.mesh.num_owners(), 1));
+    const balance::Problem problem(
+        instance_of(groups, drawn.costs, drawn.mesh.num_owners(), "muon"));
     balance::Assignment assignment(problem);
     PerParameter<Owner> drawn_owner;
     const bool lumpy = draw(random, 0, 1) == 0;
@@ -183,7 +184,7 @@ std::vector<std::vector<int>> sorted(const Counts& counts) {
 
 balance::Problem problem_of(const Case& drawn) {
   return balance::Problem(
-      instance_of(group_by_shape(drawn.inventory), drawn.costs, drawn.mesh.num_owners(), 1));
+      instance_of(group_by_shape(drawn.inventory), drawn.costs, drawn.mesh.num_owners(), "muon"));
 }
 
 balance::Assignment draw_assignment(balance::Random& random, const balance::Problem& problem) {

@@ -58,6 +58,7 @@ TEST(PlanJson, KeepsNamesAndOptionsToTheLastBit) {
   options.on_cpu = true;
   options.ns_bytes = 4;
   options.ns_steps = 7;
+  options.rule = "normuon";
   const Inventory inventory = {{"\"\\\u00e9\n", {1, 3, 5}, std::numeric_limits<int>::max()},
                                {"", {1, 5, 3}, 0}};
   CostTable costs = oracle::modelled(inventory);

@@ -53,7 +53,7 @@ void expect_sound(const Plan& plan) {
   EXPECT_EQ(plan.makespan_ns(), *std::max_element(loads.begin(), loads.end()));
   EXPECT_LE(plan.bound_ns(), plan.makespan_ns());
   EXPECT_EQ(balance::verify(instance_of(group_by_shape(plan.inventory), plan.costs,
-                                        plan.mesh.num_owners(), kStateBytes),
+                                        plan.mesh.num_owners(), plan.options.rule),
                             plan.certificate),
             "");
   EXPECT_EQ(plan.memory, memory(plan.inventory, plan.mesh, plan.owner, plan.batches, plan.options));
@@ -177,6 +177,7 @@ TEST(MakePlan, NamesABadOption) {
        [](PlanOptions& o) { o.max_units_in_flight = schedule::kMostUnits + 1; }},
       {"ns_bytes", [](PlanOptions& o) { o.ns_bytes = 0; }},
       {"ns_steps", [](PlanOptions& o) { o.ns_steps = -1; }},
+      {"rule", [](PlanOptions& o) { o.rule = "another"; }},
   };
   const CostTable costs = oracle::modelled(kSmall);
   for (const auto& [name, spoil] : bad) {

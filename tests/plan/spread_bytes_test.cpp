@@ -20,7 +20,7 @@ struct Given {
       : drawn_case(drawn), groups(group_by_shape(drawn.inventory)), balance(instance(singly)) {}
 
   balance::Instance instance(bool singly) const {
-    auto made = instance_of(groups, drawn_case.costs, drawn_case.mesh.num_owners(), kStateBytes);
+    auto made = instance_of(groups, drawn_case.costs, drawn_case.mesh.num_owners(), "muon");
     if (singly) {
       for (balance::CostedShape& shape : made.shapes) shape.batches.resize(1);
     }

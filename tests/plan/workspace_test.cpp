@@ -22,6 +22,13 @@ TEST(Workspace, HasFourSquaresOfTheShortSideInTheGramForm) {
   EXPECT_EQ(bytes({64, 16}, 3, 2), bytes({16, 64}, 3, 2));
 }
 
+TEST(Workspace, HasAnFp32CopyOfAnUpdateThatTheRuleChanges) {
+  PlanOptions options;
+  const std::int64_t plain = workspace_bytes({16, 64}, 3, options);
+  options.rule = "normuon";
+  EXPECT_EQ(workspace_bytes({16, 64}, 3, options), plain + 3 * 4 * 1024);
+}
+
 TEST(Workspace, OnCpusHasThemInFp32TooWhereItIsIn16Bits) {
   PlanOptions options;
   options.on_cpu = true;

@@ -234,7 +234,7 @@ ENGINE = (
     Planted(
         "rate_read_by_a_late_update",
         BINDINGS,
-        "             return MuonGroup{std::make_shared<optim::Muon>(muon), std::move(iteration),\n",
+        "             return MuonGroup{optim::make_rule(rule, muon), std::move(iteration),\n",
         LATE_RULE,
         "An update takes the learning rate that the group has when it runs, not when step() was called.",
     ),

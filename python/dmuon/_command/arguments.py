@@ -151,6 +151,9 @@ def _add_task(parser: argparse.ArgumentParser, mesh_required: bool) -> None:
     add("--layout-slack", type=_share, metavar="SHARE", default=_DEFAULTS.layout_slack, help=words)
     words = "bytes of matrices, their state and buffers that no rank may exceed, such as 80GB or 1.5GiB"
     add("--max-memory", type=_size, metavar="SIZE", default=_DEFAULTS.max_memory_bytes, help=words)
+    rules = _plan.rule_names()
+    words = f"rule of update, whose state takes memory: {', '.join(rules)} [%(default)s]"
+    add("--rule", type=_one_of(rules), metavar="RULE", default=rules[0], help=words)
     add("--no-node-copy", action="store_true", help="columns do not keep what came from other nodes")
 
 

@@ -86,6 +86,7 @@ def _options(arguments: argparse.Namespace) -> _plan.PlanOptions:
     options.max_memory_bytes = arguments.max_memory
     options.node_copy = not arguments.no_node_copy
     options.on_cpu = arguments.device == "cpu"
+    options.rule = arguments.rule
     options.late_updates = _plan.updates_late(options.on_cpu, arguments.mesh[0])
     options.reserve_bytes = reserve_bytes(options.on_cpu)
     return options

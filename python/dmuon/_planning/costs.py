@@ -193,14 +193,14 @@ def _run(job: Job, group: _C.MuonGroup, compute_dtype: torch.dtype, device: torc
     num_matrices, *sides = job.shape
     shape = (job.size * num_matrices, *sides)
     master = torch.full(shape, 0.01, dtype=torch.float32, device=device)
-    momentum = torch.zeros_like(master)
+    states = [torch.zeros(len(master), *sizes, device=device) for _, sizes in group.state_sizes(*sides)]
     # A pattern, not random numbers, so that the user's generators do not change.
     gradient = torch.arange(master.numel(), dtype=torch.float32, device=device).mul_(0.7).sin_().view(shape)
     packed = torch.empty(shape, dtype=compute_dtype, device=device)
     applies = torch.ones((), dtype=torch.bool, device=device)
 
     def update() -> None:
-        _C.muon_update(master, momentum, gradient, group, applies)
+        _C.muon_update(master, states[0], gradient, group, applies, others=states[1:])
         packed.copy_(master)
 
     return device_ns(update, device)
@@ -230,6 +230,7 @@ def _key(
         "ns_coefficients": resolved_coefficients(muon["ns_coefficients"], muon["ns_steps"]),
         "compute_dtypes": sorted({str(dtype) for dtype in compute_dtypes.values()}),
         "nesterov": muon["nesterov"],
+        **{key: muon[key] for key in ("rule", "cautious_weight_decay") if key in muon},
         "tuned": tuned.rows(),
         # Ranks of a CPU share its cores.
         "ranks": ranks.size if device.type == "cpu" else 0,

@@ -18,7 +18,7 @@ from dmuon._planning.inventory import inventory_of, routed
 from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, Plan, decide, from_file, reserve_bytes, sizes_of
 from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of, plain_module
-from dmuon._setup.hyperparameters import Tuned
+from dmuon._setup.hyperparameters import RULE, Tuned, rule_of
 from dmuon._setup.options import Planning, dtypes_of, require_path
 from dmuon._setup.routing import DEDICATION, Select
 from dmuon._setup.strategies import require_strategy
@@ -36,6 +36,7 @@ def plan(
     strategy: str = Planning.strategy,
     costs: str | os.PathLike[str] | None = None,
     select: Select | None = None,
+    rule: str = RULE,
 ) -> Plan:
     """Returns the plan that `dmuon.Muon` made of the model, or makes one of any model for a mesh that need not exist.
 
@@ -46,17 +47,19 @@ def plan(
         strategy: as for `dedicate_params`.
         costs: the path of a table of measured costs, instead of a device.
         select: as for `dedicate_params`.
+        rule: as for `Muon`. Memory depends on it.
 
     Raises:
         ValueError: the model is dedicated but not given to Muon yet, or has a plan and other arguments too; or the
-            device or strategy is unknown.
+            device, strategy or rule is unknown.
     """
     model = plain_module(model, "plan")
     if DEDICATION in model.__dict__:
         if (runtime := dedication_of(model, "plan").runtime) is None:
             raise ValueError("plan: model: expected dmuon.Muon(model) first")
         made: Plan = runtime.plan
-        if given := _changed(plan, mesh=mesh, device=device, strategy=strategy, costs=costs, select=select):
+        basis = {"device": device, "strategy": strategy, "costs": costs, "rule": rule}
+        if given := _changed(plan, mesh=mesh, select=select, **basis):
             raise ValueError(
                 f"plan: {', '.join(given)}: expected none for a model that dmuon.Muon has planned, whose plan this "
                 f"returns; got {_as_arguments(given)}"
@@ -70,7 +73,7 @@ def plan(
         )
     require_basis("plan", device, strategy, costs)
     leaves, units = routed(model, "plan", select)
-    return Plan(plan_on(mesh, inventory_of(leaves, units), "plan", device, strategy, costs))
+    return Plan(plan_on(mesh, inventory_of(leaves, units), "plan", device, strategy, costs, rule=rule))
 
 
 def require_basis(function: str, device: str, strategy: str, costs: str | os.PathLike[str] | None) -> None:
@@ -95,6 +98,7 @@ def plan_on(
     strategy: str,
     costs: str | os.PathLike[str] | None,
     late_updates: bool | None = None,
+    rule: str = RULE,
 ) -> _plan.Plan:
     """Makes a plan for a mesh that need not exist, of what `require_basis` accepts. `function` is named in errors."""
     on = _plan.Mesh(*mesh)
@@ -108,6 +112,8 @@ def plan_on(
     late = _plan.updates_late(options.on_cpu, mesh[0])
     options.late_updates = late if late_updates is None else late_updates
     options.reserve_bytes = reserve_bytes(options.on_cpu)
+    options.rule = rule
+    options.validate(function)
     return decide(items, on, strategy, table, options)
 
 
@@ -172,6 +178,7 @@ def make_plan(
         options.gradient_bytes = max((reduced.itemsize for _, reduced in dtypes.values()), default=4)
         options.ns_bytes = (muon["ns_dtype"] or _C.default_ns_dtype(device)).itemsize
         options.ns_steps, options.on_cpu = muon["ns_steps"], device.type == "cpu"
+        options.rule = rule_of(muon)
         options.reserve_bytes = reserve_bytes(options.on_cpu)
         return decide(items, mesh, planning.strategy, found, options).to_json()
 

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from dmuon._running.adamw import kind_of
 from dmuon._setup.dedication import Dedication
-from dmuon._setup.hyperparameters import check_group, settings_of
+from dmuon._setup.hyperparameters import check_group, require_rule, rule_of, settings_of
 from dmuon._setup.members import Member, Members
 from dmuon._setup.shown import shown
 
@@ -87,6 +87,8 @@ def _groups(
             taken[member] = f"{argument}[{index}]"
         group = {**defaults, **options}
         check_group(group, where)
+        if algorithm == "muon":
+            require_rule(group, rule_of(defaults), where)
         facts.append(f"{argument}[{index}] {settings_of(group)} of {[member.name for member in found]}")
         groups.append((group, found))
     return groups, [member for member in members.of(algorithm) if member not in taken]

@@ -28,9 +28,13 @@ from dmuon._setup.hyperparameters import (
     EPS,
     NS_COEFFICIENTS,
     NS_STEPS,
+    RULE,
     NsCoefficients,
     check_group,
     native_group,
+    require_rule,
+    rule_of,
+    rule_settings,
 )
 from dmuon._setup.members import Members
 from dmuon._setup.routing_table import RoutingTable, with_frozen
@@ -74,6 +78,8 @@ class Muon(torch.optim.Optimizer):
         adjust_lr_fn: str | None = None,
         *,
         ns_dtype: torch.dtype | None = None,
+        rule: str = RULE,
+        beta2: float = 0.95,
         adamw_lr: float | torch.Tensor | None = None,
         adamw_betas: tuple[float, float] = (0.9, 0.95),
         adamw_eps: float = 1e-8,
@@ -97,6 +103,9 @@ class Muon(torch.optim.Optimizer):
                 lr * 0.2 * sqrt(max(rows, cols)); "spectral_unclamped": lr * sqrt(rows / cols).
             ns_dtype: dtype of the iteration. None means float16 on CUDA; on CPUs bfloat16 if the hardware multiplies
                 it, else float32.
+            rule: how the orthogonalised update moves weights. "muon"; or "normuon": divided by a second moment of each
+                neuron (a row of an [out, in] matrix), then scaled to the norm that it had. All matrices have one rule.
+            beta2: factor of the exponential mean of squares, for rules with a second moment.
             adamw_lr: AdamW's learning rate. None means `lr` with "match_rms_adamw", else 3e-4.
             adamw_betas: AdamW's betas.
             adamw_eps: AdamW's eps.
@@ -128,6 +137,7 @@ class Muon(torch.optim.Optimizer):
             "ns_steps": ns_steps,
             "adjust_lr_fn": adjust_lr_fn,
             "ns_dtype": ns_dtype,
+            **rule_settings(rule, beta2, cautious_weight_decay=False),
         }
         adamw: dict[str, Any] = {
             "algorithm": "adamw",
@@ -148,6 +158,7 @@ class Muon(torch.optim.Optimizer):
         self._skipped = SkippedSteps(self._runtime.device, speaks=self._runtime.ranks.owner == 0)
         self._defaults_of, self._former = {"muon": muon, "adamw": adamw}, (dedication.former, dedication.replaced)
         self._runtime.step_agreement.first_lrs = {"muon": lr, "adamw": adamw["lr"]}
+        self._runtime.step_agreement.rule = rule
         super().__init__([*of_muon, *of_adamw], {**muon})
         for parameter, index in self._leaf_of.items():
             self.state[parameter] = self._runtime.owned_state(index)
@@ -172,6 +183,8 @@ class Muon(torch.optim.Optimizer):
             raise ValueError(f"add_param_group: algorithm: expected 'muon' or 'adamw', got {algorithm!r}")
         added = {**self._defaults_of[algorithm], **param_group, SKIPPED_STEPS: self._skipped.count}
         check_group(added, "add_param_group")
+        if algorithm == "muon":
+            require_rule(added, rule_of(self._defaults_of["muon"]), "add_param_group")
         if self._is_made:
             added["params"] = self._new_members(param_group["params"], algorithm)
         before = dict(param_group)
@@ -321,8 +334,9 @@ class Muon(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state in the form of torch's optimizers. Collective over the mesh.
 
-        A matrix's `momentum_buffer` is a DTensor as fully_shard would have cut it. A matrix that is no fp32 parameter
-        has its fp32 weights as `master` too. AdamW's state exists for every parameter, as zeros before its first step.
+        A matrix's `momentum_buffer` is a DTensor as fully_shard would have cut it, and so is a rule's second moment,
+        `second_momentum_buffer`. A matrix that is no fp32 parameter has its fp32 weights as `master` too. AdamW's state
+        exists for every parameter, as zeros before its first step.
 
         Raises:
             ValueError: the call is inside `Ema.applied`, or ranks have come to different calls.
@@ -343,8 +357,9 @@ class Muon(torch.optim.Optimizer):
 
         Values are DTensors as in `state_dict`, or whole tensors on every rank. Hyperparameters and `skipped_steps` load
         too; keys that a saved group lacks do not change. As in torch, the whole state is replaced:
-        AdamW begins anew for parameters without a saved state. A matrix must have its momentum, unless the saved
-        optimizer had made no step, and its present views, unless `accepts_other_views` is set.
+        AdamW begins anew for parameters without a saved state. A matrix must have its rule's states, unless the saved
+        optimizer had made no step, and its present views, unless `accepts_other_views` is set. The rule must be saved
+        as this optimizer's.
 
         Raises:
             ValueError: on all ranks, if something does not fit. Names it. Then nothing has changed.

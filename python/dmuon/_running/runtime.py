@@ -49,16 +49,16 @@ class Runtime:
         device: torch.device,
         tuned: Tuned,
         optimizer: torch.optim.Optimizer,
+        rule: str,
     ) -> None:
-        """`optimizer` is the model's. The first clipping or step reads it, and nothing before."""
+        """`optimizer` is the model's. The first clipping or step reads it, and nothing before. `rule` is of update."""
         self.model = model
         self.ranks = dedication.ranks
         self.leaves: list[Leaf] = dedication.leaves
         self.plan, self.units = plan, units
         self.device, self.tuned = device, tuned
         self.whole = self.writes_back = False  # inside full_params; at its end
-        self.is_averaged = False  # inside Ema.applied
-        self.offloaded = False
+        self.is_averaged = self.offloaded = False  # inside Ema.applied; after offload
         self.last_met: int | None = None  # leaf, by an operation in the forward that runs
         self.num_changes = 0  # of the weights: by steps, loads and writes
         self.num_means = 0  # Emas that were made
@@ -77,7 +77,7 @@ class Runtime:
         self.step_agreement.show_placeholders = self.show_placeholders
         self.step_agreement.copies = Copies(self.leaves, self.parts, self.ranks, device)
         self.graphs = batch_graphs()
-        states = _C.add_states(self.engine, tuned.memo_words(device))  # names of what owners keep for the rule
+        states = _C.add_states(self.engine, rule, tuned.memo_words(device))
         self.placeholders = self._make_placeholders(dedication.meta_start)
         self._cast: list[Place] = []  # places of leaves whose compute dtype is another
         self.weights = [self._bind(index, dedication.mp_policy) for index in range(len(units))]

@@ -30,7 +30,7 @@ from dmuon._setup.dedication import Dedication, end_setup
 from dmuon._setup.groups import process_groups
 from dmuon._setup.guards import refuse_fully_shard
 from dmuon._setup.heap import give_back_heap
-from dmuon._setup.hyperparameters import check_group, settings_of
+from dmuon._setup.hyperparameters import RULE, check_group, rule_of, settings_of
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.members import former_parameters
 from dmuon._setup.same_values import checksums, require_same_values
@@ -64,6 +64,7 @@ def agreed_setup(
         for group in (given.muon, given.adamw):
             check_group(group)
             facts.append(f"{settings_of(group)}")
+        _require_whole_matrices(given.muon, dedication)
         check_parameters(model, dedication, facts)
         check_host_parameters(model, dedication)
         device = check_sentinels(model, dedication)
@@ -110,7 +111,7 @@ def start(
     tuned = cached_choices(dedication.ranks, shapes, muon, device)
     plan = make_plan(dedication, units, muon, device, tuned)
     with agreement(dedication.ranks, "Muon"):  # an owner may lack memory, for example
-        runtime = Runtime(model, dedication, plan, units, device, tuned, optimizer)
+        runtime = Runtime(model, dedication, plan, units, device, tuned, optimizer, rule_of(muon))
         add_hooks(runtime)
         ModelState(runtime)
         first_values = FirstValues(runtime, dedication)
@@ -126,6 +127,16 @@ def start(
     if dedication.ranks.owner == 0:
         _warn_of_large_units(runtime)
     return runtime
+
+
+def _require_whole_matrices(muon: dict[str, Any], dedication: Dedication) -> None:
+    """Raises ValueError for a rule that needs whole matrices, if ranks have slices."""
+    size, rule = dedication.ranks.tensor_parallel, rule_of(muon)
+    if rule != RULE and size > 1:
+        raise ValueError(
+            f"Muon: rule: expected '{RULE}' for a model under tensor parallelism, got '{rule}', which needs norms of "
+            f"whole matrices: each of {size} ranks has a slice."
+        )
 
 
 def _warn_of_large_units(runtime: Runtime) -> None:

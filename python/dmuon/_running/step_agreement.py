@@ -17,7 +17,7 @@ from dmuon._running.copies import Copies
 from dmuon._running.divide_factor import problem_of_factors
 from dmuon._running.host_state import end_failed_backward, problem_of_unreduced
 from dmuon._setup.agreement import agreement
-from dmuon._setup.hyperparameters import check_group, settings_of
+from dmuon._setup.hyperparameters import RULE, check_group, require_rule, settings_of
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.ranks import Ranks
 from dmuon._setup.sharded import name_of
@@ -48,6 +48,7 @@ class StepAgreement:
     device: torch.device
     divide_factor: float
     first_lrs: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)  # the constructor's, by algorithm
+    rule: str = dataclasses.field(default=RULE, init=False)  # of update, of all groups of matrices
     show_placeholders: Callable[[], None] = dataclasses.field(init=False)  # a pass that raised has left weights
     copies: Copies = dataclasses.field(init=False)
     made: list[torch.Tensor] = dataclasses.field(default_factory=list, init=False)  # by the last call of `verdict`
@@ -206,6 +207,8 @@ class StepAgreement:
             for number, group in enumerate(self.optimizer.param_groups):
                 first_lr = self.first_lrs.get(group.get("algorithm"), 0.0)
                 check_group(group, f"Muon: param_groups[{number}]", first_lr)
+                if group["algorithm"] == "muon":
+                    require_rule(group, self.rule, f"Muon: param_groups[{number}]")
         except ValueError as error:
             return str(error)
         if (name := self._assigned_gradient()) is not None:

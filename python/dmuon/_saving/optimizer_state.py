@@ -14,7 +14,7 @@ from dmuon._saving.owned_shards import MASTER, OwnedShards
 from dmuon._saving.saved_members import members_of
 from dmuon._saving.saved_views import with_views, without_views
 from dmuon._saving.whole_states import cut_like
-from dmuon._setup.hyperparameters import adamw_moments, check_group, resolved_coefficients, settings_of
+from dmuon._setup.hyperparameters import adamw_moments, check_group, resolved_coefficients, rule_of, settings_of
 from dmuon._setup.leaf import Leaf
 
 _LOAD = "Muon.load_state_dict"
@@ -107,12 +107,13 @@ def with_saved_groups(
 def _saved_group(group: dict[str, Any], leaves: Sequence[Leaf], members: str) -> dict[str, Any]:
     """Returns a group for a state dict, with values that torch.distributed.checkpoint and torch.optim.Muon can read.
 
-    A dtype becomes its name. A name of coefficients becomes one (a, b, c), if they are equal in every step. The views
-    of the leaves follow Muon's name, and with them the group's `members`.
+    A dtype becomes its name. A name of coefficients becomes one (a, b, c), if they are equal in every step. The name of
+    the rule stands for the algorithm, so that a checkpoint of another rule is refused by name. The views of the leaves
+    follow it, and with them the group's `members`.
     """
     saved = dict(group)
     if group["algorithm"] == "muon":
-        saved["algorithm"] = with_views("muon", leaves, members)
+        saved["algorithm"] = with_views(rule_of(group), leaves, members)
     for key, value in group.items():
         if isinstance(value, torch.dtype):
             saved[key] = str(value)
@@ -125,7 +126,7 @@ def _saved_group(group: dict[str, Any], leaves: Sequence[Leaf], members: str) ->
 
 
 def _merged(number: int, current: dict[str, Any], saved: dict[str, Any], first_lr: Any) -> dict[str, Any]:
-    expected = current["algorithm"]
+    expected = rule_of(current) if current["algorithm"] == "muon" else current["algorithm"]
     keys = saved.keys() - {"params", "param_names"}
     got = saved.get("algorithm") or ("adamw" if "betas" in keys else "muon" if "ns_steps" in keys else "")
     got = without_views(str(got))
@@ -136,8 +137,8 @@ def _merged(number: int, current: dict[str, Any], saved: dict[str, Any], first_l
             f"{_LOAD}: param_groups[{number}]: expected a group of algorithm '{expected}', got "
             f"'{got or 'another'}' with {sorted(keys)}"
         )
-    merged = {**current, **saved, "algorithm": expected}
-    merged |= {key: current[key] for key in _OF_THIS_MACHINE if key in current}
+    merged = {**current, **saved, "algorithm": current["algorithm"]}
+    merged |= {key: current[key] for key in (*_OF_THIS_MACHINE, "rule") if key in current}
     if isinstance(merged.get("ns_dtype"), str):
         merged["ns_dtype"] = getattr(torch, merged["ns_dtype"].removeprefix("torch."), merged["ns_dtype"])
     check_group(merged, f"{_LOAD}: param_groups[{number}]", first_lr)

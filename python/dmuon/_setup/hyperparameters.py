@@ -17,9 +17,11 @@ NsCoefficients = str | Sequence[float] | Sequence[Sequence[float]]
 NS_COEFFICIENTS = "polar_express"
 NS_STEPS = _plan.NS_STEPS
 EPS = _C.EPS
+RULE = _plan.rule_names()[0]
 
 _ROUNDING = 1e-12  # of a rate: many times what schedulers that compute in fp64 lose
 _MUON = ("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn", "ns_dtype")
+_OF_RULES = ("rule", "beta2", "cautious_weight_decay")  # keys that only some groups of matrices have
 _ADAMW = ("lr", "betas", "eps", "weight_decay")
 _ADAMW_SWITCHES = ("amsgrad", "maximize", "decoupled_weight_decay", "capturable", "differentiable")  # torch's defaults
 
@@ -44,8 +46,33 @@ def settings_of(group: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings of a group that must be equal on all ranks."""
     of_muon = group["algorithm"] == "muon"
     known = ("algorithm", *(_MUON if of_muon else _ADAMW))
-    switches = () if of_muon else _ADAMW_SWITCHES
-    return plain({key: group[key] for key in known} | {key: group[key] for key in switches if key in group})
+    others = _OF_RULES if of_muon else _ADAMW_SWITCHES
+    return plain({key: group[key] for key in known} | {key: group[key] for key in others if key in group})
+
+
+def rule_settings(rule: str, beta2: float, cautious_weight_decay: bool) -> dict[str, Any]:
+    """Returns the keys of a group of matrices for a rule of update and its options.
+
+    Groups of the rule "muon" without cautious weight decay have none of them. So their saved groups have the keys that
+    they have always had: `dcp.load` refuses a checkpoint that lacks one.
+    """
+    settings: dict[str, Any] = {} if rule == RULE else {"rule": rule, "beta2": beta2}
+    return settings if cautious_weight_decay is False else {**settings, "cautious_weight_decay": cautious_weight_decay}
+
+
+def rule_of(group: dict[str, Any]) -> str:
+    """Returns the name of the rule by which a group's matrices are updated."""
+    rule: str = group.get("rule", RULE)
+    return rule
+
+
+def require_rule(group: dict[str, Any], rule: str, where: str) -> None:
+    """Raises ValueError if a group of matrices names another rule than the optimizer's, whose states owners store."""
+    if rule_of(group) != rule:
+        raise ValueError(
+            f"{where}: rule: expected '{rule}', the optimizer's, got {shown(group.get('rule', RULE))}. All matrices of "
+            "an optimizer have one rule."
+        )
 
 
 class Tuned(NamedTuple):
@@ -106,6 +133,8 @@ def native_group(group: dict[str, Any], device: torch.device, tuned: Tuned | Non
         adjust_lr_fn=group["adjust_lr_fn"] or "original",
         ns_dtype=ns_dtype,
         choices=choices,
+        rule=rule_of(group),
+        beta2=float(group.get("beta2", 0.0)),
     )
 
 
@@ -155,7 +184,8 @@ def check_group(group: dict[str, Any], where: str = "", first_lr: Any = 0.0) -> 
     `rate_of`.
     """
     of_muon = group.get("algorithm") == "muon"
-    for name in ("algorithm", *(_MUON if of_muon else _ADAMW)):
+    of_rule = ("beta2",) if of_muon and "rule" in group else ()
+    for name in ("algorithm", *(_MUON if of_muon else _ADAMW), *of_rule):
         if name not in group:
             raise ValueError(f"{where or 'Muon'}: expected a group with '{name}', got one without")
     prefix = f"{where}: " if where else "Muon: " if of_muon else "Muon: adamw_"
@@ -169,7 +199,10 @@ def check_group(group: dict[str, Any], where: str = "", first_lr: Any = 0.0) -> 
         for beta in betas:
             _number(f"{prefix}betas", beta, 1)
         return
-    _number(f"{prefix}momentum", group["momentum"], 1)
+    if rule_of(group) not in _plan.rule_names():
+        raise ValueError(f"{prefix}rule: expected one of {_plan.rule_names()}, got {shown(group['rule'])}")
+    for name in ("momentum", *of_rule):
+        _number(f"{prefix}{name}", group[name], 1)
     steps = group["ns_steps"]
     if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps < 100:
         raise ValueError(f"{prefix}ns_steps: expected an int in [1, 99], got {shown(steps)}")

@@ -11,6 +11,7 @@ from dmuon import _plan
 from dmuon._planning.inventory import inventory
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
 from dmuon._planning.plan import plan_on, require_basis
+from dmuon._setup.hyperparameters import RULE
 from dmuon._setup.options import Planning
 from dmuon._setup.routing import Select
 from dmuon._simulating.simulation import DEFAULT_TOKENS, MOST_DEVICES, MOST_TOKENS, Cluster, Simulation
@@ -27,6 +28,7 @@ def simulate(
     costs: str | os.PathLike[str] | None = None,
     select: Select | None = None,
     late_updates: bool | None = None,
+    rule: str = RULE,
 ) -> Simulation:
     """Predicts a training step under AdamW, dmuon and Muon-AG, on devices that need not be there.
 
@@ -45,6 +47,7 @@ def simulate(
         costs: the path of a table of measured costs of updates, instead of the device's model.
         select: as for `dedicate_params`. For a module alone.
         late_updates: as for `dedicate_params`.
+        rule: as for `Muon`. Memory depends on it, predicted times do not.
 
     Raises:
         ValueError: the module is dedicated or sharded already, or an argument is bad.
@@ -61,7 +64,7 @@ def simulate(
     if network is not None:
         _require_known("network", network, _plan.network_names())
     described = _described(model, select)
-    plan = plan_on(mesh, described.inventory, "simulate", device, strategy, costs, late_updates)
+    plan = plan_on(mesh, described.inventory, "simulate", device, strategy, costs, late_updates, rule)
     rates = _plan.device(device)
     cluster = Cluster(rates, _plan.network(network or rates.network), tokens or described.sequence or DEFAULT_TOKENS)
     return Simulation(f"{described.name} on {mesh[0]}x{mesh[1]}", described, plan, cluster)

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -10,10 +11,25 @@
 #include "dmuon/bindings/index_caster.h"
 #include "dmuon/bindings/topics.h"
 #include "dmuon/optim/muon_step.h"
+#include "dmuon/optim/rules/make_rule.h"
 
 namespace dmuon::bindings {
 namespace py = pybind11;
 using optim::MuonGroup;
+
+namespace {
+
+// Of one stored matrix, by the names of the rule's states.
+std::vector<std::pair<std::string, std::vector<std::int64_t>>> state_sizes(
+    const MuonGroup& group, std::int64_t rows, std::int64_t cols, std::int64_t column_blocks,
+    bool transposed) {
+  std::vector<std::pair<std::string, std::vector<std::int64_t>>> sizes;
+  for (const optim::State& state : group.rule->states())
+    sizes.emplace_back(state.name, state.sizes_of({1, rows, cols, column_blocks, transposed}));
+  return sizes;
+}
+
+}  // namespace
 
 void init_optim(py::module_& module) {
   const py::call_guard<py::gil_scoped_release> no_gil;
@@ -22,26 +38,29 @@ void init_optim(py::module_& module) {
       .def(py::init([](double lr, double weight_decay, double momentum, bool nesterov,
                        const std::vector<std::tuple<double, double, double>>& coefficients,
                        double eps, const std::string& adjust_lr_fn, at::ScalarType ns_dtype,
-                       newton_schulz::Choices choices) {
+                       newton_schulz::Choices choices, const std::string& rule, double beta2) {
              newton_schulz::IterationOptions iteration;
              iteration.eps = eps;
              iteration.dtype = ns_dtype;
              for (const auto& [a, b, c] : coefficients) iteration.coefficients.push_back({a, b, c});
              const optim::MuonOptions muon{lr, weight_decay, momentum, nesterov,
-                                           optim::parse_adjust_lr(adjust_lr_fn)};
-             return MuonGroup{std::make_shared<optim::Muon>(muon), std::move(iteration),
+                                           optim::parse_adjust_lr(adjust_lr_fn), beta2};
+             return MuonGroup{optim::make_rule(rule, muon), std::move(iteration),
                               std::move(choices)};
            }),
            py::arg("lr"), py::arg("weight_decay"), py::arg("momentum"), py::arg("nesterov"),
            py::arg("coefficients"), py::arg("eps"), py::arg("adjust_lr_fn"), py::arg("ns_dtype"),
-           py::arg("choices") = newton_schulz::Choices());
+           py::arg("choices") = newton_schulz::Choices(), py::arg("rule") = "muon",
+           py::arg("beta2") = 0.0)
+      .def("state_sizes", &state_sizes, py::arg("rows"), py::arg("cols"),
+           py::arg("column_blocks") = 1, py::arg("transposed") = false);
 
   module.def(
       "add_states",
-      [](engine::Engine& engine, std::int64_t memo_words) {
-        return optim::add_states(engine, optim::Muon({}), memo_words);
+      [](engine::Engine& engine, const std::string& rule, std::int64_t memo_words) {
+        return optim::add_states(engine, *optim::make_rule(rule, {}), memo_words);
       },
-      py::arg("engine"), py::arg("memo_words"), no_gil);
+      py::arg("engine"), py::arg("rule"), py::arg("memo_words"), no_gil);
   py::class_<optim::BatchGraphs, std::shared_ptr<optim::BatchGraphs>>(module, "BatchGraphs")
       .def(py::init<std::int64_t>(), py::arg("most_bytes"))
       .def("reports", &optim::BatchGraphs::reports)
@@ -59,7 +78,7 @@ void init_optim(py::module_& module) {
   module.def("muon_update", &optim::muon_update, py::arg("master"), py::arg("momentum"),
              py::arg("gradient"), py::arg("group"), py::arg("applies"),
              py::arg("column_blocks") = 1, py::arg("transposed") = false,
-             py::arg("memo") = std::nullopt, no_gil);
+             py::arg("memo") = std::nullopt, py::arg("others") = std::vector<at::Tensor>(), no_gil);
 }
 
 }  // namespace dmuon::bindings

@@ -8,6 +8,7 @@
 #include "dmuon/catalog/catalog.h"
 #include "dmuon/core/error.h"
 #include "dmuon/plan/division.h"
+#include "dmuon/plan/state_bytes.h"
 #include "dmuon/plan/strategy.h"
 #include "dmuon/plan/wire_time.h"
 
@@ -92,6 +93,7 @@ void init_mesh_and_options(py::module_& module) {
       .def_readwrite("ns_bytes", &PlanOptions::ns_bytes)
       .def_readwrite("ns_steps", &PlanOptions::ns_steps)
       .def_readwrite("on_cpu", &PlanOptions::on_cpu)
+      .def_readwrite("rule", &PlanOptions::rule)
       .def("validate", py::overload_cast<const PlanOptions&, std::string_view>(&plan::validate),
            py::arg("function"));
 }
@@ -249,6 +251,7 @@ void init_plan(py::module_& module) {
              py::arg("mesh"), py::arg("strategy"), py::arg("counts"), py::arg("costs"),
              py::arg("options"), no_gil);
   module.def("strategy_names", &plan::strategy_names);
+  module.def("rule_names", &plan::rule_names);
 }
 
 }  // namespace dmuon::bindings

@@ -70,17 +70,38 @@ void check(const at::Tensor& master, const at::Tensor& momentum, const at::Tenso
   }
 }
 
+void check(const std::vector<at::Tensor>& given, const std::vector<State>& states,
+           const layout::View& view) {
+  core::require(given.size() == states.size(), "update: others: expected ", states.size() - 1,
+                " states beside the momentum, got ", given.size() - 1);
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const std::vector<std::int64_t> sizes = states[i].sizes_of(view);
+    core::require(given[i].dim() >= 2 && given[i].size(-2) == sizes[0] &&
+                      given[i].size(-1) == sizes[1] && given[i].scalar_type() == at::kFloat,
+                  "update: ", states[i].name, ": expected fp32 [..., ", sizes[0], ", ", sizes[1],
+                  "], got ", given[i].toString(), " ", given[i].sizes());
+  }
+}
+
 }  // namespace
 
 void muon_update(const at::Tensor& master, const at::Tensor& momentum, const at::Tensor& gradient,
                  const MuonGroup& group, const at::Tensor& applies, std::int64_t column_blocks,
-                 bool transposed, const std::optional<at::Tensor>& memo) {
+                 bool transposed, const std::optional<at::Tensor>& memo,
+                 const std::vector<at::Tensor>& others) {
   check(master, momentum, gradient);
+  std::vector<at::Tensor> states{momentum};
+  states.insert(states.end(), others.begin(), others.end());
+  check(states, group.rule->states(),
+        {.rows = master.size(-2),
+         .cols = master.size(-1),
+         .column_blocks = column_blocks,
+         .transposed = transposed});
   const c10::AutoGradMode no_grad(false);
   BatchUpdate update(group,
                      {.weights = master,
                       .gradient = gradient,
-                      .states = {momentum},
+                      .states = std::move(states),
                       .applies = applies,
                       .memo = memo.value_or(at::Tensor()),
                       .transposed = transposed},

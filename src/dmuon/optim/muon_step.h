@@ -31,16 +31,18 @@ namespace dmuon::optim {
 /// A factor of the gradient (Piece::gradient_factor) takes none on CPUs, where nesterov is on or a
 /// matrix is by itself; else 8, as a pass over the gradient would.
 ///
-/// @param group       its rule is a Muon.
+/// @param group       its rule is a Muon, or one that derives from it.
 /// @param applies     [] bool, on the same device: false leaves master and momentum as they are,
 ///                    whatever the gradient holds. The host does not wait to learn it.
 /// @param transposed  True if the learning rate takes columns for rows, and rows for columns.
 /// @param memo        [..., 1, words * column_blocks] (newton_schulz::MomentumStep), or nothing.
+/// @param others      the rule's states after the momentum, as Piece has them.
 /// @throws InvalidArgument naming the first tensor that is no fp32 of master's sizes and device,
-///         or as method_for.
+///         or the sizes of others; or as method_for.
 void muon_update(const at::Tensor& master, const at::Tensor& momentum, const at::Tensor& gradient,
                  const MuonGroup& group, const at::Tensor& applies, std::int64_t column_blocks = 1,
-                 bool transposed = false, const std::optional<at::Tensor>& memo = {});
+                 bool transposed = false, const std::optional<at::Tensor>& memo = {},
+                 const std::vector<at::Tensor>& others = {});
 
 /// One step's update of what a rank owns: a BatchUpdate for each batch, or several. On CPUs
 /// orthogonalise() does all of a batch's update, piece by piece, so that the batch takes the memory

@@ -7,6 +7,7 @@
 #include "dmuon/balance/assignment.h"
 #include "dmuon/balance/solve.h"
 #include "dmuon/plan/spread_bytes.h"
+#include "dmuon/plan/state_bytes.h"
 
 namespace dmuon::plan {
 namespace {
@@ -27,7 +28,7 @@ Free free_of(const Plan& plan) {
     free.indices.push_back(w);
   }
   free.groups = group_by_shape(free.inventory);
-  free.instance = instance_of(free.groups, plan.costs, plan.mesh.num_owners(), kStateBytes);
+  free.instance = instance_of(free.groups, plan.costs, plan.mesh.num_owners(), plan.options.rule);
   return free;
 }
 
@@ -38,8 +39,9 @@ std::int64_t dealt_bytes(const Plan& plan) {
   std::int64_t largest = 0;
   for (const Parameter& parameter : plan.inventory) {
     if (parameter.column != Shard(0)) continue;  // columns are alike
-    column += kStateBytes * parameter.num_elements();
-    largest = std::max(largest, kStateBytes * parameter.num_elements());
+    const std::int64_t bytes = state_bytes(parameter.shape(), plan.options.rule);
+    column += bytes;
+    largest = std::max(largest, bytes);
   }
   const int num_members = plan.mesh.num_owners() / plan.mesh.num_shards;
   return num_members == 1 ? column : column / num_members + largest;

@@ -7,6 +7,7 @@
 
 #include "dmuon/core/error.h"
 #include "dmuon/flops/newton_schulz.h"
+#include "dmuon/plan/state_bytes.h"
 
 namespace dmuon::plan {
 namespace {
@@ -150,13 +151,13 @@ const ShapeCosts& shape_costs(const CostTable& costs, const Shape& shape) {
 }
 
 balance::Instance instance_of(const ShapeGroups& groups, const CostTable& costs, int num_owners,
-                              std::int64_t bytes_per_element) {
+                              std::string_view rule) {
   balance::Instance instance;
   instance.num_owners = num_owners;
   for (const ShapeIndex s : groups.shapes.indices()) {
     const Shape& shape = groups.shapes[s];
-    instance.shapes.push_back({groups.num_matrices[s], shape_costs(costs, shape).batches,
-                               bytes_per_element * shape.num_elements()});
+    instance.shapes.push_back(
+        {groups.num_matrices[s], shape_costs(costs, shape).batches, state_bytes(shape, rule)});
   }
   balance::validate(instance);
   return instance;

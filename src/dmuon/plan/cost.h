@@ -54,11 +54,11 @@ const ShapeCosts& shape_costs(const CostTable& costs, const Shape& shape);
 
 /// Returns the input of balance: one entry a shape of `groups`, in its order, with the number of
 /// matrices.
-/// @param bytes_per_element  state that an owner stores for an element.
+/// @param rule  of update, whose state owners store.
 /// @throws InvalidArgument if a shape is missing in the table, is there twice or has no valid
 /// batches.
 balance::Instance instance_of(const ShapeGroups& groups, const CostTable& costs, int num_owners,
-                              std::int64_t bytes_per_element);
+                              std::string_view rule);
 
 /// Returns one JSON object that costs_from_json reads back to an equal table.
 std::string to_json(const CostTable& costs);

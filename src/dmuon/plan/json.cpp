@@ -101,6 +101,7 @@ static void to_json(Json& json, const PlanOptions& options) {
           {"reshard_after_forward", options.reshard_after_forward}};
   if (options.reserve_bytes != 0) json["reserve_bytes"] = options.reserve_bytes;
   if (options.late_updates) json["late_updates"] = true;
+  if (options.rule != PlanOptions().rule) json["rule"] = options.rule;
 }
 
 static void to_json(Json& json, const Batch& batch) {
@@ -189,6 +190,7 @@ PlanOptions options_of(const JsonReader& reader) {
   options.max_units_in_flight = reader.at("max_units_in_flight").small(0, kMaxInt);
   options.reshard_after_forward = reader.at("reshard_after_forward").boolean();
   if (const auto late = reader.find("late_updates")) options.late_updates = late->boolean();
+  if (const auto rule = reader.find("rule")) options.rule = rule->string();
   validate(options);
   return options;
 }
@@ -207,7 +209,7 @@ void read_assignments(const JsonReader& reader, Plan& plan) {
 void check_bound(const Plan& plan) {
   const ShapeGroups groups = group_by_shape(plan.inventory);
   const std::string problem = verify(
-      instance_of(groups, plan.costs, plan.mesh.num_owners(), kStateBytes), plan.certificate);
+      instance_of(groups, plan.costs, plan.mesh.num_owners(), plan.options.rule), plan.certificate);
   core::require(problem.empty(), "plan.certificate: expected a proof of ", plan.certificate.bound,
                 " ns; ", problem);
 }

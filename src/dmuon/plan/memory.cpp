@@ -6,6 +6,7 @@
 #include "dmuon/layout/packed_size.h"
 #include "dmuon/plan/packed_units.h"
 #include "dmuon/plan/plan.h"
+#include "dmuon/plan/state_bytes.h"
 #include "dmuon/plan/step_buffers.h"
 #include "dmuon/plan/workspace.h"
 
@@ -40,9 +41,9 @@ BufferBytes buffer_bytes(const schedule::Layout& layout, Slot slot, const PlanOp
 core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
                               const PerParameter<Owner>& owner, const std::vector<Batch>& batches,
                               const PlanOptions& options) {
-  core::Vector<Slot, std::int64_t> slot_elements(mesh.num_slots());
+  core::Vector<Slot, std::int64_t> slot_bytes(mesh.num_slots());
   for (const ParameterIndex w : inventory.indices())
-    slot_elements[mesh.slot_of(owner[w])] += inventory[w].num_elements();
+    slot_bytes[mesh.slot_of(owner[w])] += state_bytes(inventory[w].shape(), options.rule);
   const PackedUnits packed = pack_units(inventory, mesh, owner, options);
   const schedule::Layout& layout = packed.layout;
   core::PerShard<std::int64_t> column_elements(mesh.num_shards);
@@ -65,7 +66,7 @@ core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
       options.node_copy && mesh.num_replicates > 1 ? options.weight_bytes : 0;
   core::PerOwner<Memory> all(mesh.num_owners());
   for (const Owner rank : mesh.owners()) {
-    all[rank].state = kStateBytes * slot_elements[mesh.slot_of(rank)] / mesh.tensor_parallel;
+    all[rank].state = slot_bytes[mesh.slot_of(rank)] / mesh.tensor_parallel;
     all[rank].node_copy = copied * column_elements[mesh.shard_of(rank)] / mesh.tensor_parallel;
     all[rank].buffers = peaks_of(rank).most;
   }

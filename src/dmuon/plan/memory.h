@@ -12,9 +12,6 @@ namespace dmuon::plan {
 
 struct Batch;
 
-/// Bytes of an owned element at its owner: fp32 master weight, momentum and gradient.
-inline constexpr std::int64_t kStateBytes = 12;
-
 /// Bytes that a rank holds at the peak of a step, counted as docs/architecture.md, "Memory", says.
 /// State and node copies are there all the time, the rest is not at its most at the same moment.
 struct Memory {

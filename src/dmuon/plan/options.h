@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "dmuon/flops/newton_schulz.h"
@@ -26,6 +27,7 @@ struct PlanOptions : schedule::StepOptions {
   int ns_bytes = 2;                     ///< of an element in Newton-Schulz
   int ns_steps = flops::kDefaultSteps;  ///< of Newton-Schulz
   bool on_cpu = false;                  ///< ranks are CPUs, which gloo connects
+  std::string rule = "muon";            ///< of update, one of rule_names()
 
   bool operator==(const PlanOptions&) const = default;
 };

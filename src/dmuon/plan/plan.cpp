@@ -8,9 +8,11 @@
 #include "dmuon/balance/solve.h"
 #include "dmuon/core/error.h"
 #include "dmuon/core/hash.h"
+#include "dmuon/core/named.h"
 #include "dmuon/plan/column_parts.h"
 #include "dmuon/plan/division.h"
 #include "dmuon/plan/placement.h"
+#include "dmuon/plan/state_bytes.h"
 #include "dmuon/plan/strategy.h"
 
 namespace dmuon::plan {
@@ -93,7 +95,7 @@ Plan make(const Inventory& inventory, Mesh mesh, std::string_view strategy, cons
   plan.options = options;
   plan.inventory = inventory;
   plan.costs = costs;
-  return decide_within(plan, groups, instance_of(groups, costs, mesh.num_owners(), kStateBytes),
+  return decide_within(plan, groups, instance_of(groups, costs, mesh.num_owners(), options.rule),
                        decision);
 }
 
@@ -144,6 +146,7 @@ void validate(const PlanOptions& options, std::string_view function) {
                     options.ns_steps <= kMostNsSteps,
                 function, ": ns_bytes must be in [1, 8] and ns_steps in [0, ", kMostNsSteps,
                 "]; got ", options.ns_bytes, " and ", options.ns_steps);
+  core::named(rule_names(), options.rule, core::message(function, ": rule: expected"));
 }
 
 Nanoseconds Plan::makespan_ns() const {

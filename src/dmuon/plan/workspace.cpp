@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dmuon/flops/newton_schulz.h"
+#include "dmuon/plan/state_bytes.h"
 
 namespace dmuon::plan {
 namespace {
@@ -41,7 +42,8 @@ std::int64_t workspace_bytes(const Shape& given, std::size_t num_batch,
   const std::int64_t before =
       kUpdateBytes * given.num_elements() +
       std::max(copied * given.num_elements(), options.ns_bytes * shape.num_elements());
-  const std::int64_t iteration = 2 * shape.num_elements() * options.ns_bytes + squares;
+  const std::int64_t changed = rule_update_bytes(options.rule) * given.num_elements();
+  const std::int64_t iteration = 2 * shape.num_elements() * options.ns_bytes + squares + changed;
   // With tensor parallelism two batches travel at once: each has directions as they are sent and
   // received, then results likewise.
   const std::int64_t exchange =

@@ -12,7 +12,7 @@ const float* on_device(const Piece& piece, int place) {
   return piece.scalars == nullptr ? nullptr : piece.scalars + place;
 }
 
-std::array<std::int64_t, 2> matrix_sizes(std::int64_t rows, std::int64_t cols) {
+std::array<std::int64_t, 2> matrix_sizes(std::int64_t rows, std::int64_t cols, bool /*transposed*/) {
   return {rows, cols};
 }
 
@@ -49,6 +49,17 @@ void Muon::apply(const Piece& piece, const Orthogonalised& update) const {
   const std::vector<double> numbers = scalars(weights.size(-2), weights.size(-1), piece.transposed);
   update.add_to_weights(piece, {numbers[kDecay], on_device(piece, kDecay)},
                         {numbers[kFactor], on_device(piece, kFactor)});
+}
+
+void Muon::move_weights(const Piece& piece, const newton_schulz::Elementwise& elementwise,
+                        const at::Tensor& update) const {
+  const at::Tensor& weights = piece.weights;
+  const std::vector<double> numbers = scalars(weights.size(-2), weights.size(-1), piece.transposed);
+  elementwise.move_weights({weights,
+                            {numbers[kDecay], on_device(piece, kDecay)},
+                            update,
+                            {numbers[kFactor], on_device(piece, kFactor)},
+                            piece.applies});
 }
 
 at::Tensor Muon::direction(const Piece& slices) const {

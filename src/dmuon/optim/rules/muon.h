@@ -15,10 +15,15 @@ struct MuonOptions {
   double momentum;
   bool nesterov;
   AdjustLr adjust_lr;
+  double beta2 = 0;  ///< of rules with a second moment
 };
 
 /// torch.optim.Muon's name of the only state.
 inline const std::string kMomentum = "momentum_buffer";
+/// The name of a second moment, which rules that change the update store.
+inline const std::string kSecondMomentum = "second_momentum_buffer";
+/// What such rules add to its root, and the least norm by which they scale.
+inline constexpr double kSecondMomentumEps = 1e-8;
 
 /// Muon, with torch.optim.Muon's semantics (the paper, eq. muon-update):
 ///
@@ -28,7 +33,9 @@ inline const std::string kMomentum = "momentum_buffer";
 ///
 /// `adjusted_lr` depends on the shape of the matrix; a transposed one has columns for rows. If a
 /// gradient has a NaN or an infinity, its momentum has it too, and all its weights become NaN.
-class Muon final : public Rule {
+///
+/// Rules that change the orthogonalised update derive from it.
+class Muon : public Rule {
  public:
   explicit Muon(const MuonOptions& options) : options_(options) {}
 
@@ -46,9 +53,15 @@ class Muon final : public Rule {
   void move(const Piece& slices, const at::Tensor& update, std::int64_t rows,
             std::int64_t cols) const override;
 
- private:
+ protected:
+  const MuonOptions& options() const { return options_; }
   newton_schulz::MomentumStep step_of(const Piece& piece) const;
+  /// weights <- decay weights - adjusted_lr update
+  /// @param update  of the weights' sizes, any dtype.
+  void move_weights(const Piece& piece, const newton_schulz::Elementwise& elementwise,
+                    const at::Tensor& update) const;
 
+ private:
   MuonOptions options_;
 };
 

@@ -20,7 +20,8 @@ at::Tensor view(const at::Tensor& padded, at::IntArrayRef sizes) {
 }  // namespace
 
 std::vector<std::int64_t> State::sizes_of(const layout::View& view) const {
-  const auto [state_rows, state_cols] = sizes(view.rows, view.cols / view.column_blocks);
+  const auto [state_rows, state_cols] =
+      sizes(view.rows, view.cols / view.column_blocks, view.transposed);
   return {state_rows, state_cols * view.column_blocks};
 }
 

@@ -17,8 +17,9 @@ namespace dmuon::optim {
 /// A tensor that owners keep beside weights and gradients, fp32, zeros at first.
 struct State {
   std::string name;  ///< in wire::Owned and in checkpoints
-  /// Returns the rows and columns of the state of one rows x cols matrix.
-  std::array<std::int64_t, 2> (*sizes)(std::int64_t rows, std::int64_t cols);
+  /// Returns the rows and columns of the state of one rows x cols matrix. `transposed` is as in
+  /// Piece.
+  std::array<std::int64_t, 2> (*sizes)(std::int64_t rows, std::int64_t cols, bool transposed);
 
   /// Returns the sizes of the state of one stored matrix, [rows', cols']. If blocks of columns are
   /// orthogonalised apart, their states lie side by side as the blocks do.
