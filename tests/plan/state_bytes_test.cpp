@@ -23,6 +23,10 @@ TEST(StateBytes, OfNorMuonHaveAValueMoreForEachRowOfAnOutByInMatrix) {
   EXPECT_EQ(state_bytes(shape, "normuon"), 12 * 240 + 4 * 4 * 10);
 }
 
+TEST(StateBytes, OfAdaMuonHaveAValueMoreForEachElement) {
+  EXPECT_EQ(state_bytes(kMatrices, "adamuon"), 16 * 240);
+}
+
 TEST(StateBytes, OfAnUnknownRuleAreRefusedWithTheKnownNames) {
   try {
     state_bytes(kMatrices, "another");

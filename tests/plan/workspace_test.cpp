@@ -27,6 +27,8 @@ TEST(Workspace, HasAnFp32CopyOfAnUpdateThatTheRuleChanges) {
   const std::int64_t plain = workspace_bytes({16, 64}, 3, options);
   options.rule = "normuon";
   EXPECT_EQ(workspace_bytes({16, 64}, 3, options), plain + 3 * 4 * 1024);
+  options.rule = "adamuon";  // and one of its squares
+  EXPECT_EQ(workspace_bytes({16, 64}, 3, options), plain + 2 * 3 * 4 * 1024);
 }
 
 TEST(Workspace, OnCpusHasThemInFp32TooWhereItIsIn16Bits) {

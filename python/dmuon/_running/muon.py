@@ -104,7 +104,8 @@ class Muon(torch.optim.Optimizer):
             ns_dtype: dtype of the iteration. None means float16 on CUDA; on CPUs bfloat16 if the hardware multiplies
                 it, else float32.
             rule: how the orthogonalised update moves weights. "muon"; or "normuon": divided by a second moment of each
-                neuron (a row of an [out, in] matrix), then scaled to the norm that it had. All matrices have one rule.
+                neuron (a row of an [out, in] matrix), then scaled to the norm that it had; or "adamuon": that of the
+                direction's signs, divided by a second moment of each element. All matrices have one rule.
             beta2: factor of the exponential mean of squares, for rules with a second moment.
             adamw_lr: AdamW's learning rate. None means `lr` with "match_rms_adamw", else 3e-4.
             adamw_betas: AdamW's betas.

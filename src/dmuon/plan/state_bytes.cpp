@@ -18,6 +18,7 @@ struct Rule {
 constexpr Rule kRules[] = {
     {"muon", 3, 0, 0},
     {"normuon", 3, 1, 1},
+    {"adamuon", 4, 0, 2},
 };
 
 const Rule& find_rule(std::string_view name) {

@@ -1,6 +1,7 @@
 #include "dmuon/optim/rules/make_rule.h"
 
 #include "dmuon/core/named.h"
+#include "dmuon/optim/rules/adamuon.h"
 #include "dmuon/optim/rules/normuon.h"
 
 namespace dmuon::optim {
@@ -21,6 +22,7 @@ struct Entry {
 constexpr Entry kRules[] = {
     {"muon", make<Muon>},
     {"normuon", make<NorMuon>},
+    {"adamuon", make<AdaMuon>},
 };
 
 }  // namespace

@@ -1,0 +1,139 @@
+#include "dmuon/optim/rules/adamuon.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/logical_not.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "dmuon/core/error.h"
+#include "dmuon/optim/muon_step.h"
+#include "tests/optim/groups.h"
+
+namespace dmuon::optim {
+namespace {
+
+MuonOptions adamuon_options() {
+  MuonOptions options = muon(0.05);
+  options.beta2 = 0.8;
+  return options;
+}
+
+// AdaMuon's formulas, element by element in fp64.
+void plain_adamuon_update(Plain* master, Plain* momentum, Plain* moment, const Plain& gradient,
+                          const MuonOptions& options) {
+  const PlainOptions plain = plain_options(options, static_cast<std::int64_t>(master->rows),
+                                           static_cast<std::int64_t>(master->cols));
+  const double mu = options.momentum;
+  Plain signs = gradient;
+  for (std::size_t i = 0; i < signs.values.size(); ++i) {
+    double& m = momentum->values[i];
+    m = mu * m + (1 - mu) * gradient.values[i];
+    const double u = options.nesterov ? (1 - mu) * gradient.values[i] + mu * m : m;
+    signs.values[i] = u > 0 ? 1 : u < 0 ? -1 : 0;
+  }
+  PlainOptions of_signs = plain;
+  of_signs.momentum = 0;
+  Plain nothing = signs;
+  Plain update = plain_orthogonalised(&nothing, signs, of_signs);
+  double squares = 0;
+  for (std::size_t i = 0; i < update.values.size(); ++i) {
+    double& a = update.values[i];
+    double& v = moment->values[i];
+    v = options.beta2 * v + (1 - options.beta2) * a * a;
+    a /= std::sqrt(v) + 1e-8;
+    squares += a * a;
+  }
+  const auto side = static_cast<double>(std::min(master->rows, master->cols));
+  const double scale = plain.adjusted_lr * std::sqrt(side) / (std::sqrt(squares) + 1e-8);
+  for (std::size_t i = 0; i < update.values.size(); ++i) {
+    double& w = master->values[i];
+    w = w * (1 - options.lr * options.weight_decay) - scale * update.values[i];
+  }
+}
+
+TEST(AdaMuon, EqualsItsFormulasElementByElement) {
+  for (const bool nesterov : {true, false}) {
+    for (const auto& [rows, cols] : {std::pair{5, 5}, {3, 8}, {9, 4}, {1, 6}, {6, 1}}) {
+      MuonOptions of = adamuon_options();
+      of.nesterov = nesterov;
+      constexpr std::int64_t kBatch = 2;
+      const at::Tensor master = random_tensor({kBatch, rows, cols}, 1);
+      const at::Tensor momentum = at::zeros_like(master);
+      const at::Tensor moment = at::zeros_like(master);
+      std::vector<std::array<Plain, 3>> plain;
+      for (std::int64_t i = 0; i < kBatch; ++i)
+        plain.push_back({plain_of(master[i]), plain_of(momentum[i]), plain_of(moment[i])});
+      for (unsigned step = 0; step < 3; ++step) {
+        const at::Tensor gradient = random_tensor({kBatch, rows, cols}, 10 + step);
+        muon_update(master, momentum, gradient, group_of("adamuon", of), kApplies, 1, false, {},
+                    {moment});
+        for (std::int64_t i = 0; i < kBatch; ++i) {
+          auto& [of_master, of_momentum, of_moment] = plain[static_cast<std::size_t>(i)];
+          plain_adamuon_update(&of_master, &of_momentum, &of_moment, plain_of(gradient[i]), of);
+          // An element near zero is divided by its own size.
+          EXPECT_LE(largest_difference(master[i], of_master), 1e-3) << rows << ", step " << step;
+          EXPECT_LE(largest_difference(momentum[i], of_momentum), 2e-6);
+          EXPECT_LE(largest_difference(moment[i], of_moment), 1e-5);
+        }
+      }
+    }
+  }
+}
+
+TEST(AdaMuon, OfAZeroGradientDecaysAlone) {
+  const at::Tensor master = random_tensor({1, 3, 4}, 1);
+  const at::Tensor expected = master.mul(1 - 0.05 * 0.1);
+  const at::Tensor nothing = at::zeros({1, 3, 4});
+  muon_update(master, nothing.clone(), nothing, group_of("adamuon", adamuon_options()), kApplies, 1,
+              false, {}, {nothing.clone()});
+  EXPECT_TRUE(master.allclose(expected, 1e-6, 0));
+}
+
+TEST(AdaMuon, ThatDoesNotApplyChangesNothingWhateverTheGradientHolds) {
+  const at::Tensor master = random_tensor({2, 3, 4}, 1);
+  const at::Tensor momentum = random_tensor({2, 3, 4}, 2);
+  const at::Tensor moment = random_tensor({2, 3, 4}, 4).square();
+  const at::Tensor gradient = random_tensor({2, 3, 4}, 3);
+  gradient[0][0][0] = NAN;
+  gradient[1][2][3] = INFINITY;
+  const at::Tensor before = at::cat({master, momentum, moment});
+  muon_update(master, momentum, gradient, group_of("adamuon", adamuon_options()),
+              at::logical_not(kApplies), 1, false, {}, {moment});
+  EXPECT_TRUE(at::cat({master, momentum, moment}).equal(before));
+}
+
+// Alone, among others, and in blocks of columns of a wider matrix.
+TEST(AdaMuon, GivesAMatrixTheSameBitsAloneAndInABatch) {
+  for (const auto& [rows, cols] : {std::pair{4, 6}, {40, 70}, {300, 260}}) {
+    const auto updated = [&](const at::Tensor& gradient, std::int64_t blocks) {
+      const at::Tensor master = at::zeros_like(gradient);
+      const at::Tensor momentum = at::zeros_like(gradient);
+      const at::Tensor moment = at::zeros_like(gradient);
+      for (int step = 0; step < 2; ++step)
+        muon_update(master, momentum, gradient, group_of("adamuon", adamuon_options()), kApplies,
+                    blocks, false, {}, {moment});
+      return master;
+    };
+    const at::Tensor gradient = random_tensor({3, rows, cols}, 1);
+    const at::Tensor together = updated(gradient, 1);
+    for (std::int64_t i = 0; i < 3; ++i)
+      EXPECT_TRUE(updated(gradient.narrow(0, i, 1), 1).equal(together.narrow(0, i, 1)));
+    const auto side_by_side = [&](const at::Tensor& batch) {
+      return batch.transpose(0, 1).reshape({1, rows, 3 * cols});
+    };
+    EXPECT_TRUE(updated(side_by_side(gradient), 3).equal(side_by_side(together)));
+  }
+}
+
+TEST(AdaMuon, RefusesSlices) {
+  const AdaMuon rule(adamuon_options());
+  const at::Tensor x = at::zeros({1, 3, 4});
+  EXPECT_THROW(rule.direction({x, x, {x, x}, kApplies}), core::InvalidArgument);
+  EXPECT_THROW(rule.move({x, x, {x, x}, kApplies}, x, 3, 4), core::InvalidArgument);
+}
+
+}  // namespace
+}  // namespace dmuon::optim
