@@ -80,6 +80,7 @@ class Muon(torch.optim.Optimizer):
         ns_dtype: torch.dtype | None = None,
         rule: str = RULE,
         beta2: float = 0.95,
+        cautious_weight_decay: bool = False,
         adamw_lr: float | torch.Tensor | None = None,
         adamw_betas: tuple[float, float] = (0.9, 0.95),
         adamw_eps: float = 1e-8,
@@ -107,6 +108,8 @@ class Muon(torch.optim.Optimizer):
                 neuron (a row of an [out, in] matrix), then scaled to the norm that it had; or "adamuon": that of the
                 direction's signs, divided by a second moment of each element. All matrices have one rule.
             beta2: factor of the exponential mean of squares, for rules with a second moment.
+            cautious_weight_decay: True to decay only elements whose weight has the sign of its update, which is
+                subtracted.
             adamw_lr: AdamW's learning rate. None means `lr` with "match_rms_adamw", else 3e-4.
             adamw_betas: AdamW's betas.
             adamw_eps: AdamW's eps.
@@ -138,7 +141,7 @@ class Muon(torch.optim.Optimizer):
             "ns_steps": ns_steps,
             "adjust_lr_fn": adjust_lr_fn,
             "ns_dtype": ns_dtype,
-            **rule_settings(rule, beta2, cautious_weight_decay=False),
+            **rule_settings(rule, beta2, cautious_weight_decay),
         }
         adamw: dict[str, Any] = {
             "algorithm": "adamw",

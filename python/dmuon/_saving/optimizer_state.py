@@ -18,6 +18,7 @@ from dmuon._setup.hyperparameters import adamw_moments, check_group, resolved_co
 from dmuon._setup.leaf import Leaf
 
 _LOAD = "Muon.load_state_dict"
+_CAUTIOUS = "+cautious_weight_decay"  # after the name of a rule
 _OF_THIS_MACHINE = ("fused", "foreach", "capturable", "differentiable")  # a saved group does not change these
 
 
@@ -109,11 +110,13 @@ def _saved_group(group: dict[str, Any], leaves: Sequence[Leaf], members: str) ->
 
     A dtype becomes its name. A name of coefficients becomes one (a, b, c), if they are equal in every step. The name of
     the rule stands for the algorithm, so that a checkpoint of another rule is refused by name. The views of the leaves
-    follow it, and with them the group's `members`.
+    follow it, and with them the group's `members`. Cautious weight decay follows the name too: `dcp.load` ignores a key
+    that the present group has not.
     """
     saved = dict(group)
     if group["algorithm"] == "muon":
-        saved["algorithm"] = with_views(rule_of(group), leaves, members)
+        decay = _CAUTIOUS if group.get("cautious_weight_decay", False) else ""
+        saved["algorithm"] = with_views(rule_of(group) + decay, leaves, members)
     for key, value in group.items():
         if isinstance(value, torch.dtype):
             saved[key] = str(value)
@@ -129,7 +132,8 @@ def _merged(number: int, current: dict[str, Any], saved: dict[str, Any], first_l
     expected = rule_of(current) if current["algorithm"] == "muon" else current["algorithm"]
     keys = saved.keys() - {"params", "param_names"}
     got = saved.get("algorithm") or ("adamw" if "betas" in keys else "muon" if "ns_steps" in keys else "")
-    got = without_views(str(got))
+    text = str(got)
+    got, with_decay, _ = without_views(text).partition(_CAUTIOUS)
     if got == "adamw" and saved.get("decoupled_weight_decay") is False:
         got = "adam"
     if keys and got != expected:
@@ -139,6 +143,8 @@ def _merged(number: int, current: dict[str, Any], saved: dict[str, Any], first_l
         )
     merged = {**current, **saved, "algorithm": current["algorithm"]}
     merged |= {key: current[key] for key in (*_OF_THIS_MACHINE, "rule") if key in current}
+    if with_decay or (" " in text and "cautious_weight_decay" in merged):  # torch's optimizers have no such text
+        merged["cautious_weight_decay"] = bool(with_decay)
     if isinstance(merged.get("ns_dtype"), str):
         merged["ns_dtype"] = getattr(torch, merged["ns_dtype"].removeprefix("torch."), merged["ns_dtype"])
     check_group(merged, f"{_LOAD}: param_groups[{number}]", first_lr)

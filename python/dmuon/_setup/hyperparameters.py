@@ -61,7 +61,7 @@ def rule_settings(rule: str, beta2: float, cautious_weight_decay: bool) -> dict[
 
 
 def rule_of(group: dict[str, Any]) -> str:
-    """Returns the name of the rule by which a group's matrices are updated."""
+    """Returns the name of the rule of update of a group of matrices."""
     rule: str = group.get("rule", RULE)
     return rule
 
@@ -135,6 +135,7 @@ def native_group(group: dict[str, Any], device: torch.device, tuned: Tuned | Non
         choices=choices,
         rule=rule_of(group),
         beta2=float(group.get("beta2", 0.0)),
+        cautious_weight_decay=bool(group.get("cautious_weight_decay", False)),
     )
 
 
@@ -206,8 +207,9 @@ def check_group(group: dict[str, Any], where: str = "", first_lr: Any = 0.0) -> 
     steps = group["ns_steps"]
     if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps < 100:
         raise ValueError(f"{prefix}ns_steps: expected an int in [1, 99], got {shown(steps)}")
-    if not isinstance(group["nesterov"], bool):
-        raise ValueError(f"{prefix}nesterov: expected True or False, got {shown(group['nesterov'])}")
+    for name in ("nesterov", "cautious_weight_decay"):
+        if not isinstance(switch := group.get(name, False), bool):
+            raise ValueError(f"{prefix}{name}: expected True or False, got {shown(switch)}")
     if group["ns_dtype"] not in (None, torch.float32, torch.bfloat16, torch.float16, torch.float64):
         raise ValueError(f"{prefix}ns_dtype: expected fp64, fp32, bf16, fp16 or None, got {group['ns_dtype']}")
     try:

@@ -38,20 +38,26 @@ void init_optim(py::module_& module) {
       .def(py::init([](double lr, double weight_decay, double momentum, bool nesterov,
                        const std::vector<std::tuple<double, double, double>>& coefficients,
                        double eps, const std::string& adjust_lr_fn, at::ScalarType ns_dtype,
-                       newton_schulz::Choices choices, const std::string& rule, double beta2) {
+                       newton_schulz::Choices choices, const std::string& rule, double beta2,
+                       bool cautious_weight_decay) {
              newton_schulz::IterationOptions iteration;
              iteration.eps = eps;
              iteration.dtype = ns_dtype;
              for (const auto& [a, b, c] : coefficients) iteration.coefficients.push_back({a, b, c});
-             const optim::MuonOptions muon{lr, weight_decay, momentum, nesterov,
-                                           optim::parse_adjust_lr(adjust_lr_fn), beta2};
+             const optim::MuonOptions muon{lr,
+                                           weight_decay,
+                                           momentum,
+                                           nesterov,
+                                           optim::parse_adjust_lr(adjust_lr_fn),
+                                           beta2,
+                                           cautious_weight_decay};
              return MuonGroup{optim::make_rule(rule, muon), std::move(iteration),
                               std::move(choices)};
            }),
            py::arg("lr"), py::arg("weight_decay"), py::arg("momentum"), py::arg("nesterov"),
            py::arg("coefficients"), py::arg("eps"), py::arg("adjust_lr_fn"), py::arg("ns_dtype"),
            py::arg("choices") = newton_schulz::Choices(), py::arg("rule") = "muon",
-           py::arg("beta2") = 0.0)
+           py::arg("beta2") = 0.0, py::arg("cautious_weight_decay") = false)
       .def("state_sizes", &state_sizes, py::arg("rows"), py::arg("cols"),
            py::arg("column_blocks") = 1, py::arg("transposed") = false);
 

@@ -1,5 +1,8 @@
 #include "dmuon/optim/rules/muon.h"
 
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/where.h>
+
 #include <utility>
 
 namespace dmuon::optim {
@@ -12,8 +15,17 @@ const float* on_device(const Piece& piece, int place) {
   return piece.scalars == nullptr ? nullptr : piece.scalars + place;
 }
 
-std::array<std::int64_t, 2> matrix_sizes(std::int64_t rows, std::int64_t cols, bool /*transposed*/) {
+std::array<std::int64_t, 2> matrix_sizes(std::int64_t rows, std::int64_t cols,
+                                         bool /*transposed*/) {
   return {rows, cols};
+}
+
+// weights <- weights - rate weights, but for elements whose update has the other sign.
+void decay_where_signs_agree(const Piece& piece, const at::Tensor& update, double rate) {
+  const at::Tensor& weights = piece.weights;
+  const auto scalar = [&](double x) { return at::scalar_tensor(x, weights.options()); };
+  const at::Tensor agreeing = weights.mul(update).ge_(0).to(at::kFloat).mul_(weights);
+  weights.addcmul_(agreeing, at::where(piece.applies, scalar(-rate), scalar(0)));
 }
 
 }  // namespace
@@ -46,20 +58,23 @@ newton_schulz::Start Muon::prepare(const newton_schulz::Elementwise& elementwise
 
 void Muon::apply(const Piece& piece, const Orthogonalised& update) const {
   const at::Tensor& weights = piece.weights;
+  if (options_.cautious_weight_decay)
+    return move_weights(piece, *update.elementwise, update.computed(weights.sizes()));
   const std::vector<double> numbers = scalars(weights.size(-2), weights.size(-1), piece.transposed);
   update.add_to_weights(piece, {numbers[kDecay], on_device(piece, kDecay)},
                         {numbers[kFactor], on_device(piece, kFactor)});
 }
 
 void Muon::move_weights(const Piece& piece, const newton_schulz::Elementwise& elementwise,
-                        const at::Tensor& update) const {
-  const at::Tensor& weights = piece.weights;
-  const std::vector<double> numbers = scalars(weights.size(-2), weights.size(-1), piece.transposed);
-  elementwise.move_weights({weights,
-                            {numbers[kDecay], on_device(piece, kDecay)},
-                            update,
-                            {numbers[kFactor], on_device(piece, kFactor)},
-                            piece.applies});
+                        const at::Tensor& update, std::int64_t rows, std::int64_t cols) const {
+  const std::vector<double> numbers = scalars(rows, cols, piece.transposed);
+  const newton_schulz::Scalar factor{numbers[kFactor], on_device(piece, kFactor)};
+  newton_schulz::Scalar decay{numbers[kDecay], on_device(piece, kDecay)};
+  if (options_.cautious_weight_decay) {
+    decay_where_signs_agree(piece, update, options_.lr * options_.weight_decay);
+    decay = 1;
+  }
+  elementwise.move_weights({piece.weights, decay, update, factor, piece.applies});
 }
 
 at::Tensor Muon::direction(const Piece& slices) const {
@@ -68,9 +83,7 @@ at::Tensor Muon::direction(const Piece& slices) const {
 
 void Muon::move(const Piece& slices, const at::Tensor& update, std::int64_t rows,
                 std::int64_t cols) const {
-  const std::vector<double> numbers = scalars(rows, cols, slices.transposed);
-  newton_schulz::elementwise_of(slices.weights.device())
-      .move_weights({slices.weights, numbers[kDecay], update, numbers[kFactor], slices.applies});
+  move_weights(slices, newton_schulz::elementwise_of(slices.weights.device()), update, rows, cols);
 }
 
 }  // namespace dmuon::optim

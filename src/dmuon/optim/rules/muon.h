@@ -15,7 +15,8 @@ struct MuonOptions {
   double momentum;
   bool nesterov;
   AdjustLr adjust_lr;
-  double beta2 = 0;  ///< of rules with a second moment
+  double beta2 = 0;                    ///< of rules with a second moment
+  bool cautious_weight_decay = false;  ///< see Muon
 };
 
 /// torch.optim.Muon's name of the only state.
@@ -31,6 +32,10 @@ inline constexpr double kSecondMomentumEps = 1e-8;
 /// - u = gradient + mu (momentum - gradient) with nesterov, else momentum
 /// - weights = (1 - lr weight_decay) weights - adjusted_lr NewtonSchulz(u)
 ///
+/// With cautious weight decay (arXiv 2510.12402) an element decays only if its weight has the sign
+/// of its update, which is subtracted, or one of both is 0. So no element decays that the update
+/// moves away from 0.
+///
 /// `adjusted_lr` depends on the shape of the matrix; a transposed one has columns for rows. If a
 /// gradient has a NaN or an infinity, its momentum has it too, and all its weights become NaN.
 ///
@@ -41,7 +46,9 @@ class Muon : public Rule {
 
   const std::vector<State>& states() const override;
   bool takes_gradient_factor() const override { return true; }
+  /// Returns nothing with cautious weight decay, which PyTorch's operators compute.
   std::optional<std::string> constants() const override {
+    if (options_.cautious_weight_decay) return std::nullopt;
     return options_.nesterov ? "muon, nesterov" : "muon";
   }
   /// Returns 1 - mu, the factor of the weights, and the factor of the update.
@@ -59,9 +66,15 @@ class Muon : public Rule {
   /// weights <- decay weights - adjusted_lr update
   /// @param update  of the weights' sizes, any dtype.
   void move_weights(const Piece& piece, const newton_schulz::Elementwise& elementwise,
-                    const at::Tensor& update) const;
+                    const at::Tensor& update) const {
+    move_weights(piece, elementwise, update, piece.weights.size(-2), piece.weights.size(-1));
+  }
 
  private:
+  // The sizes are those of a whole matrix.
+  void move_weights(const Piece& piece, const newton_schulz::Elementwise& elementwise,
+                    const at::Tensor& update, std::int64_t rows, std::int64_t cols) const;
+
   MuonOptions options_;
 };
 
