@@ -11,10 +11,11 @@ import torch
 from dmuon import _C, _plan
 from dmuon._running.muon import Muon
 from dmuon._running.runtime import Runtime
-from dmuon._setup.hyperparameters import native_group, resolved_coefficients
+from dmuon._setup.hyperparameters import native_group, resolved_coefficients, rule_of
 
 PIECE = 1 << 20  # elements to compare, or to draw, at once
 _NAMES = ("master", "momentum_buffer", "gradient")
+_EPS = 1e-8  # of rules that divide by a second moment
 _CHANGE = "verified change"  # among owned tensors
 
 Differences = dict[int, float]  # by leaf
@@ -40,17 +41,18 @@ def plain_muon_update(
     weight: torch.Tensor,
     momentum: torch.Tensor,
     gradient: torch.Tensor,
-    group: dict[str, object],
+    group: dict[str, Any],
     rows: Sequence[Sequence[float]],
+    moment: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Computes Muon's change of one fp32 weight straight from the formulas: no batches, no symmetry, no owner.
 
-    Shares only the hyperparameters with the engine.
+    Shares only the hyperparameters with the engine. `moment` is the rule's second moment.
     """
-    mu, lr, eps = (max(float(group[key]), 0.0) for key in ("momentum", "lr", "eps"))  # type: ignore[arg-type]
+    mu, lr, eps = (max(float(group[key]), 0.0) for key in ("momentum", "lr", "eps"))
     momentum = momentum + (1 - mu) * (gradient - momentum)
     x = gradient + mu * (momentum - gradient) if group["nesterov"] else momentum
-    x = x.double()
+    x = x.double() if rule_of(group) != "adamuon" else x.sign().double()
     x = (x / max(float(x.norm()), eps, 1e-300)).float()
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
@@ -59,12 +61,27 @@ def plain_muon_update(
         x = a * x + (b * gram + c * gram @ gram) @ x
     x = x.T if tall else x
     m, n = weight.shape
+    if moment is not None:
+        x = _changed(x, moment, group)
     ratio = {
         "original": math.sqrt(max(1.0, m / n)),
         "match_rms_adamw": 0.2 * math.sqrt(max(m, n)),
         "spectral_unclamped": math.sqrt(m / n),
     }[str(group["adjust_lr_fn"] or "original")]
-    return -lr * float(group["weight_decay"]) * weight - lr * ratio * x  # type: ignore[arg-type]
+    decay = lr * float(group["weight_decay"]) * weight
+    if group.get("cautious_weight_decay", False):
+        decay = decay * (weight * x >= 0)
+    return -decay - lr * ratio * x
+
+
+def _changed(x: torch.Tensor, moment: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+    """Returns the orthogonalised update as the rule changes it by its second moment."""
+    by_neuron = rule_of(group) == "normuon"
+    squares = x.square().mean(1, keepdim=True) if by_neuron else x.square()
+    moment = moment + (1 - float(group["beta2"])) * (squares - moment)
+    changed = x / (moment.sqrt() + _EPS)
+    norm = x.norm() if by_neuron else math.sqrt(min(x.shape))
+    return changed * (norm / changed.norm().clamp_min(_EPS))
 
 
 def update_differences(runtime: Runtime, opt: Muon) -> Differences:
@@ -76,14 +93,15 @@ def update_differences(runtime: Runtime, opt: Muon) -> Differences:
     differences: Differences = {}
     for leaf, group, item, tensors in changes(runtime, opt):
         rows = resolved_coefficients(group["ns_coefficients"], group["ns_steps"])
-        for change, old, moved, slope in zip(*(_matrices_of(part, item) for part in tensors), strict=True):
-            expected = plain_muon_update(old, moved, slope, group, rows)
+        for change, *operands, slope in zip(*(_matrices_of(part, item) for part in tensors), strict=True):
+            old, moved, *moments = operands
+            expected = plain_muon_update(old, moved, slope, group, rows, *moments)
             found = relative(zip(pieces(change), pieces(expected), strict=True))
             differences[leaf] = max(differences.get(leaf, 0.0), found)
     return differences
 
 
-# A leaf, its group, a part of it, and of that part [num_matrices, rows, cols] of change, master, momentum, gradient.
+# A leaf, its group, a part of it, and of that part [num_matrices, ...] of change, master, the rule's states, gradient.
 _Change = tuple[int, dict[str, Any], _plan.Parameter, Sequence[torch.Tensor]]
 
 
@@ -97,15 +115,19 @@ def _changes_alone(runtime: Runtime, opt: Muon) -> Iterator[_Change]:
     """Updates a copy of each owned part."""
     for group, leaf in _leaves(opt):
         native = native_group(group, runtime.device, runtime.tuned)
-        for parts in zip(*(runtime.transfers.owned_parts(leaf, name) for name in _NAMES), strict=True):
+        names = ("master", "gradient", *runtime.shards.states)
+        for parts in zip(*(runtime.transfers.owned_parts(leaf, name) for name in names), strict=True):
             item = runtime.plan.native.inventory[parts[0].parameter]
-            sizes = item.num_matrices, item.rows, item.cols
-            master, momentum, gradient = (part.tensor.view(sizes) for part in parts)
+            layout = item.column_blocks, item.transposed
+            of_states = [sizes for _, sizes in native.state_sizes(item.rows, item.cols, *layout)]
+            sizes = [[item.rows, item.cols], [item.rows, item.cols], *of_states]
+            tensors = (part.tensor.view(item.num_matrices, *of) for part, of in zip(parts, sizes, strict=True))
+            master, gradient, *states = tensors
             updated = master.clone()
             applies = torch.ones((), dtype=torch.bool, device=updated.device)
-            layout = item.column_blocks, item.transposed
-            _C.muon_update(updated, momentum.clone(), gradient, native, applies, *layout)
-            yield leaf, group, item, (updated.sub_(master), master, momentum, gradient)
+            momentum, *others = (state.clone() for state in states)
+            _C.muon_update(updated, momentum, gradient, native, applies, *layout, others=others)
+            yield leaf, group, item, (updated.sub_(master), master, *states, gradient)
 
 
 def _changes_by_step(runtime: Runtime, opt: Muon) -> Iterator[_Change]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -14,6 +15,7 @@ from dmuon._running.muon import Muon
 from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.agreement import agreement, largest
 from dmuon._setup.dedication import dedication_of
+from dmuon._setup.hyperparameters import rule_of
 from dmuon._setup.options import dtypes_of
 
 _UPDATE_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
@@ -31,7 +33,8 @@ class Verification:
             reduce dtype's rounding.
         update: difference of a Muon update in the iteration's dtype from plain fp32. Expect that dtype's rounding.
         routing_tolerance: eight times the reduce dtype's epsilon.
-        update_tolerance: depends on the iteration's dtype: 0.001 in fp32, 0.03 in fp16, 0.2 in bf16.
+        update_tolerance: depends on the iteration's dtype: 0.001 in fp32, 0.03 in fp16, 0.2 in bf16. With the rule
+            "adamuon" twice the root of this, because its elements near 0 turn whole signs by their rounding.
     """
 
     publication: float
@@ -109,21 +112,23 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
         runtime.placeholders[index].grad = None
     policy = dedication_of(model, "verify").mp_policy
     reduced = [dtypes_of(policy, p.dtype)[1] for p in runtime.placeholders]
-    iterated = [g["ns_dtype"] or _C.default_ns_dtype(runtime.device) for g in opt.param_groups if "ns_dtype" in g]
+    groups = [group for group in opt.param_groups if group["algorithm"] == "muon"]
+    tolerances = [_UPDATE_TOLERANCE[group["ns_dtype"] or _C.default_ns_dtype(runtime.device)] for group in groups]
+    turns_signs = any(rule_of(group) == "adamuon" for group in groups)
     return Verification(
         *publication,
         *routing,
         *update,
         routing_tolerance=max((8 * torch.finfo(dtype).eps for dtype in reduced), default=0.0),
-        update_tolerance=max((_UPDATE_TOLERANCE[dtype] for dtype in iterated), default=0.0),
+        update_tolerance=max((2 * math.sqrt(t) if turns_signs else t for t in tolerances), default=0.0),
     )
 
 
 def _require_finite(runtime: Runtime) -> None:
     for index, leaf in enumerate(runtime.leaves):
-        for name in ("master", "momentum_buffer"):
+        for name in ("master", *runtime.shards.states):
             if not all(part.tensor.isfinite().all() for part in runtime.transfers.owned_parts(index, name)):
-                what = "weights" if name == "master" else "momentum"
+                what = {"master": "weights", "momentum_buffer": "momentum"}.get(name, name)
                 raise ValueError(f"verify: model: expected finite {what}, got a NaN or an infinity in '{leaf.name}'")
 
 
