@@ -14,7 +14,7 @@ SEEDS ?= 20
 OUT ?= out/gpu
 # The tests of tests/distributed that train and compare weights: on the asynchronous device in all orders.
 TRAJECTORIES = trajectory composition checkpointing values_between_units gradients passes skips optimizer adamw_groups \
-  views expert_parallel tensor_parallel_steps
+  views expert_parallel rules tensor_parallel_steps
 # Uses the address, because a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 

@@ -176,6 +176,24 @@ def test_too_little_memory_is_answered_with_a_number_that_does(succeeds, complai
     assert max(on_cpu_plan["memory_bytes"]) == on_cpu
 
 
+def test_a_plan_counts_the_state_of_its_rule(succeeds, complains, tmp_path):
+    def plan(*arguments):
+        on_cpu = ("--model", "pi0", "--mesh", "1", "--device", "cpu")
+        return json.loads(succeeds("plan", *on_cpu, "--save", tmp_path / "plan.json", "--json", *arguments))
+
+    muon, normuon, adamuon = (plan("--rule", rule) for rule in ("muon", "normuon", "adamuon"))
+    elements = sum(one["rows"] * one["cols"] * one.get("num_matrices", 1) for one in muon["assignments"])
+    neurons = sum(one["rows"] * one.get("num_matrices", 1) for one in muon["assignments"])
+    assert plan() == muon and "rule" not in muon["options"]
+    assert adamuon["options"]["rule"] == "adamuon"
+    # Beside state, the update of a batch takes fp32 copies.
+    assert adamuon["memory_bytes"][0] - muon["memory_bytes"][0] >= 4 * elements
+    assert 4 * neurons <= normuon["memory_bytes"][0] - muon["memory_bytes"][0] < 4 * elements
+    plan("--rule", "adamuon")
+    assert succeeds("compare", tmp_path / "plan.json", tmp_path / "plan.json")
+    complains("--rule: expected one of muon, normuon, adamuon; got 'shampoo'", "plan", "--rule", "shampoo")
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [

@@ -56,12 +56,15 @@ def sharded(mesh: Any, model: nn.Module, tied: bool) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def started(mesh: Any, model: nn.Module, schedule: dict[str, Any] = AHEAD, tied: bool = False) -> tuple[Any, Any]:
+def started(
+    mesh: Any, model: nn.Module, schedule: dict[str, Any] = AHEAD, tied: bool = False, **muon: Any
+) -> tuple[Any, Any]:
+    """`muon`: more options of dmuon.Muon."""
     if any(isinstance(module, Heads) for module in model.modules()) and "plan" not in schedule:
         schedule = {"strategy": "round_robin", **schedule}  # heads of a projection, and experts, get several owners
     dedicate(model, mesh, schedule)
     sharded(mesh, model, tied)
-    return model, dmuon.Muon(model, lr=0.02, ns_coefficients="quintic", ns_dtype=torch.float32)
+    return model, dmuon.Muon(model, lr=0.02, ns_coefficients="quintic", ns_dtype=torch.float32, **muon)
 
 
 def loss(mesh: Any, model: nn.Module, step: int) -> torch.Tensor:
@@ -116,6 +119,16 @@ def unlike(a: Any, b: Any) -> list[str]:
     a, b = tensors_of(a), tensors_of(b)
     same = {key for key in a.keys() & b.keys() if torch.equal(torch.as_tensor(a[key]), torch.as_tensor(b[key]))}
     return sorted((a.keys() | b.keys()) - same)
+
+
+def assert_near(got: dict[str, Any], expected: dict[str, Any], initial: dict[str, Any]) -> None:
+    """Whole states, by 0.1 % of the way."""
+    for kind in ("model", "optimizer"):
+        a, b, begin = (tensors_of(state[kind]) for state in (got, expected, initial))
+        for name, value in b.items():
+            moved = float(torch.as_tensor(value - begin[name], dtype=torch.float64).norm())
+            error = float(torch.as_tensor(a[name] - value, dtype=torch.float64).norm())
+            assert error <= 1e-3 * moved, (name, error, moved)
 
 
 def group_of(mesh: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -17,15 +18,15 @@ LossOf = Callable[[nn.Module, int, int, int], torch.Tensor]  # of a step, a rank
 class Cut:
     """A model's weights with every matrix as a parameter of its own, and the reference optimizer on these."""
 
-    def __init__(self, model: nn.Module, matrices_of: MatricesOf, adamw_eps: float = 1e-8) -> None:
-        """`matrices_of(name)` cuts a parameter, or is None for AdamW's."""
+    def __init__(self, model: nn.Module, matrices_of: MatricesOf, adamw_eps: float = 1e-8, **muon: Any) -> None:
+        """`matrices_of(name)` cuts a parameter, or is None for AdamW's; `muon`: options of the reference."""
         self._model, self._matrices_of = model, matrices_of
         self._cut = nn.ParameterDict()
         for name, parameter in model.named_parameters():
             for part, values in self._parts(name, parameter.detach()):
                 self._cut[part] = nn.Parameter(values.clone())
         names = [part for part in self._cut if "/" in part]
-        self._optimizer = ReferenceMuon(self._cut, names, LR, WEIGHT_DECAY)
+        self._optimizer = ReferenceMuon(self._cut, names, LR, WEIGHT_DECAY, **muon)
         if self._optimizer.adamw is not None:
             self._optimizer.adamw.param_groups[0]["eps"] = adamw_eps
 
@@ -50,11 +51,11 @@ class Cut:
 
 
 def trained_alone(
-    model: nn.Module, matrices_of: MatricesOf, loss_of: LossOf, steps: int, max_norm: float
+    model: nn.Module, matrices_of: MatricesOf, loss_of: LossOf, steps: int, max_norm: float, **muon: Any
 ) -> list[dict[str, torch.Tensor]]:
     """The weights before the first step and after the last, on one process; gradients are clipped."""
     weights = [weights_of_plain(model)]
-    cut = Cut(model, matrices_of)
+    cut = Cut(model, matrices_of, **muon)
     for step in range(steps):
         loss_of(model, step, 0, 1).backward()
         nn.utils.clip_grad_norm_(model.parameters(), max_norm)

@@ -49,12 +49,19 @@ class ReferenceMuon:
         rows: list[tuple[float, float, float]] = POLAR_EXPRESS,
         adamw_lr: float = 3e-4,
         cuts: Mapping[str, Callable[[torch.Tensor], list[torch.Tensor]]] | None = None,
+        rule: str = "muon",
+        beta2: float = 0.95,
+        cautious_weight_decay: bool = False,
+        adjust_lr_fn: str = "original",
     ) -> None:
         """`cuts`: by name, views of the matrices of which a parameter consists; else it is one matrix."""
         parameters = dict(model.named_parameters())
         self.matrices = {name: parameters[name] for name in names}
         self.cuts = cuts or {}
         self.own: dict[str, dict[str, Any]] = {}  # by name, what a matrix has in place of the common hyperparameters
+        self.rule, self.beta2, self.cautious_weight_decay = rule, beta2, cautious_weight_decay
+        self.adjust_lr_fn = adjust_lr_fn
+        self.moments: dict[tuple[str, int], torch.Tensor] = {}  # of each matrix, for rules that have one
         self.buffers = {name: torch.zeros_like(p) for name, p in self.matrices.items()}
         self.lr, self.weight_decay, self.momentum, self.nesterov, self.rows = (
             lr,
@@ -74,18 +81,34 @@ class ReferenceMuon:
             if p.grad is None:
                 continue
             parts = [self.cuts[name](of) if name in self.cuts else [of] for of in (p, p.grad, self.buffers[name])]
-            for matrix, gradient, buffer in zip(*parts, strict=True):
-                self._update(matrix, gradient, buffer, {**vars(self), **self.own.get(name, {})})
+            for number, (matrix, gradient, buffer) in enumerate(zip(*parts, strict=True)):
+                of = {**vars(self), **self.own.get(name, {}), "key": (name, number)}
+                self._update(matrix, gradient, buffer, of)
         if self.adamw is not None:
             self.adamw.step()
 
     def _update(self, matrix: torch.Tensor, gradient: torch.Tensor, buffer: torch.Tensor, of: dict[str, Any]) -> None:
         buffer += (1 - of["momentum"]) * (gradient - buffer)
         update = gradient + of["momentum"] * (buffer - gradient) if of["nesterov"] else buffer
-        orthogonal = newton_schulz(update, of["rows"])
-        lr = of["lr"]
-        matrix *= 1 - lr * of["weight_decay"]
-        matrix -= lr * math.sqrt(max(1.0, matrix.shape[0] / matrix.shape[1])) * orthogonal
+        change = self._changed(newton_schulz(update.sign() if self.rule == "adamuon" else update, of["rows"]), of)
+        lr, (m, n) = of["lr"], matrix.shape
+        decayed = matrix * (matrix * change >= 0) if of["cautious_weight_decay"] else matrix
+        ratio = math.sqrt(max(1.0, m / n)) if self.adjust_lr_fn == "original" else 0.2 * math.sqrt(max(m, n))
+        matrix.copy_(matrix - lr * of["weight_decay"] * decayed - lr * ratio * change)
+
+    def _changed(self, orthogonal: torch.Tensor, of: dict[str, Any]) -> torch.Tensor:
+        """Returns the update of NorMuon or AdaMuon, of the variants that dmuon's headers name."""
+        if self.rule == "muon":
+            return orthogonal
+        squares = orthogonal**2
+        if self.rule == "normuon":
+            squares = squares.mean(dim=1, keepdim=True)
+        moment = self.moments.setdefault(of["key"], torch.zeros_like(squares))
+        moment += (1 - of["beta2"]) * (squares - moment)
+        change = orthogonal / (moment.sqrt() + 1e-8)
+        if self.rule == "normuon":
+            return change * orthogonal.norm() / max(float(change.norm()), 1e-8)
+        return change * math.sqrt(min(orthogonal.shape)) / (change.norm() + 1e-8)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for p in self.matrices.values():

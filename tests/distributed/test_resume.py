@@ -11,7 +11,17 @@ import torch
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as dsd
 import torch.nn as nn
-from checkpoints import MODELS, dicts_of, full_state, group_of, started, tensors_of, train, trained_by_torch, unlike
+from checkpoints import (
+    MODELS,
+    assert_near,
+    dicts_of,
+    full_state,
+    group_of,
+    started,
+    train,
+    trained_by_torch,
+    unlike,
+)
 from models import make_gpt
 from plans import every_matrix_of
 from scenario import LossOf, Session, check, language_loss
@@ -58,16 +68,6 @@ def test_training_goes_on_from_a_checkpoint_of_any_mesh(ranks, saved_on, other, 
             if mesh == saved_on:
                 assert unlike(at_end, expected) == []
             assert_near(at_end, expected, saved)
-
-
-def assert_near(got: dict[str, Any], expected: dict[str, Any], initial: dict[str, Any]) -> None:
-    """Whole states, by 0.1 % of the way."""
-    for kind in ("model", "optimizer"):
-        a, b, begin = (tensors_of(state[kind]) for state in (got, expected, initial))
-        for name, value in b.items():
-            moved = float(torch.as_tensor(value - begin[name], dtype=torch.float64).norm())
-            error = float(torch.as_tensor(a[name] - value, dtype=torch.float64).norm())
-            assert error <= 1e-3 * moved, (name, error, moved)
 
 
 @pytest.mark.parametrize(("saved_on", "mesh"), [((2, 2), (1, 3)), ((1, 3), (4,)), ((4,), (1,)), ((1,), (2, 2))])

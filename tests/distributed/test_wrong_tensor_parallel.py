@@ -110,7 +110,7 @@ def loss_of(model: nn.Module, step: int, part: int) -> torch.Tensor:
     return (model(x) - x.sum(1, keepdim=True).sin()).square().mean()
 
 
-def train(mesh: DeviceMesh, name: str) -> float:
+def train(mesh: DeviceMesh, name: str, **muon: Any) -> float:
     make, parallelize, select, cuts = TRAINED[name]
     data, tensor = meshes((2, 2), mesh.device_type)
     torch.manual_seed(0)
@@ -119,14 +119,14 @@ def train(mesh: DeviceMesh, name: str) -> float:
     dedicate(model, data, {}, select=select)
     for module in [*model.blocks, model]:
         fully_shard(module, mesh=data)
-    optimizer = dmuon.Muon(model, lr=LR, weight_decay=WEIGHT_DECAY, ns_dtype=torch.float32)
+    optimizer = dmuon.Muon(model, lr=LR, weight_decay=WEIGHT_DECAY, ns_dtype=torch.float32, **muon)
     torch.manual_seed(0)
     alone = make()
     before = {key: p.detach().clone() for key, p in alone.named_parameters()}
     matrices = [key for key, value in before.items() if value.ndim > 1]
     own = {key: list for key in matrices if before[key].ndim == 3}
     own |= {key: cut for key in matrices for end, cut in cuts.items() if key.endswith(end)}
-    reference = ReferenceMuon(alone, matrices, LR, WEIGHT_DECAY, cuts=own)
+    reference = ReferenceMuon(alone, matrices, LR, WEIGHT_DECAY, cuts=own, **muon)
     for step in range(STEPS):
         loss_of(model, step, data.get_local_rank()).backward()
         optimizer.step()
@@ -143,6 +143,27 @@ def train(mesh: DeviceMesh, name: str) -> float:
 def test_trains_as_on_one_process(ranks, name):
     for error in ranks.run(train, (4,), name=name):
         assert error <= 1e-5
+
+
+def test_decays_slices_with_caution_as_on_one_process(ranks):
+    for error in ranks.run(train, (4,), name="heads on single ranks", cautious_weight_decay=True):
+        assert error <= 1e-5
+
+
+def rule_of_whole_matrices(mesh: DeviceMesh, rule: str) -> str:
+    data, tensor = meshes((2, 2), mesh.device_type)
+    model = Net()
+    pairs(model, tensor)
+    dedicate(model, data, {})
+    with pytest.raises(ValueError) as error:
+        dmuon.Muon(model, rule=rule)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("rule", ["normuon", "adamuon"])
+def test_refuses_a_rule_that_needs_whole_matrices(ranks, rule):
+    for message in ranks.run(rule_of_whole_matrices, (4,), rule=rule):
+        assert f"Muon: rule: expected 'muon' for a model under tensor parallelism, got '{rule}'" in message
 
 
 def of_one_mesh(model: nn.Module, mesh: DeviceMesh) -> DeviceMesh:

@@ -156,7 +156,7 @@ TEST(ModelledCosts, KnowNoLayout) {
   EXPECT_EQ(costs.shapes[0].shape, (Shape{8, 8, false, 3}));
   EXPECT_EQ(costs.shapes[0].batches, (std::vector<BatchTime>{{1, modelled_ns(device, {8, 8}, 3)},
                                                              {2, modelled_ns(device, {8, 8}, 6)}}));
-  const balance::Instance instance = instance_of(groups, costs, 2, 12);
+  const balance::Instance instance = instance_of(groups, costs, 2, "muon");
   for (const int shape : {0, 1}) {
     EXPECT_EQ(instance.shapes[ShapeIndex(shape)].batches, costs.shapes[0].batches);
     EXPECT_EQ(instance.shapes[ShapeIndex(shape)].num_matrices, 1);
@@ -203,7 +203,7 @@ TEST(InstanceOf, TakesEveryShapeFromTheTableInWhicheverOrderItIsThere) {
       group_by_shape({{"a", {1, 2, 3}, 0}, {"b", {1, 4, 4}, 0}, {"c", {1, 2, 3}, 0}});
   const CostTable costs = {"by hand",
                            {{{4, 4}, {{1, 7}}}, {{9, 9}, {{1, 8}}}, {{2, 3}, {{1, 5}, {2, 6}}}}};
-  const balance::Instance instance = instance_of(groups, costs, 3, 12);
+  const balance::Instance instance = instance_of(groups, costs, 3, "muon");
   EXPECT_EQ(instance.num_owners, 3);
   EXPECT_EQ(instance.shapes, (PerShape<balance::CostedShape>{{2, {{1, 5}, {2, 6}}, 12 * 6},
                                                              {1, {{1, 7}}, 12 * 16}}));

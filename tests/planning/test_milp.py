@@ -78,6 +78,10 @@ def test_any_model_can_be_planned():
         dmuon.plan(model)
     with pytest.raises(ValueError, match="a800-sxm4-80gb"):
         dmuon.plan(model, (2, 4), device="abacus")
+    with pytest.raises(ValueError, match=r"plan: rule: expected one of .*adamuon; got 'shampoo'"):
+        dmuon.plan(model, (2, 4), rule="shampoo")
+    by_rule = [dmuon.plan(model, (2, 4), rule=rule).native.memory for rule in ("muon", "adamuon")]
+    assert [3 * adamuon.state for adamuon in by_rule[1]] == [4 * muon.state for muon in by_rule[0]]
 
 
 @pytest.mark.parametrize("mesh", [None, 8, (8,), (0, 8), (2, -4), (2, 4, 1), "2x4"])

@@ -58,6 +58,7 @@ def test_a_named_model_has_its_own_sequence():
         ({"tokens": 0}, "simulate: tokens: expected"),
         ({"model": nn.Sequential(nn.LayerNorm(8))}, "expected a model with a matrix"),
         ({"strategy": "best"}, "simulate: strategy"),
+        ({"rule": "shampoo"}, "simulate: rule: expected one of muon, normuon"),
         ({"late_updates": "early"}, "simulate: late_updates: expected"),
         ({"model": "pi0", "select": lambda *_: True}, "simulate: select: expected none"),
         ({"costs": "none.json"}, "simulate: costs: cannot read"),

@@ -238,6 +238,8 @@ def programs(draw: Draw) -> Program:
         grouped=tuple(sorted(rarely(draw, draw(st.sets(st.integers(0, num_blocks - 1), max_size=3)), (), 3))),
         grouped_by=draw(st.sampled_from(["names", "function", "parameters"])),
         rates_as_tensors=rarely(draw, True, False),
+        rule=rarely(draw, "normuon", "muon", 3),
+        cautious=rarely(draw, True, False),
         wrap=wrap,
         blocks=blocks,
         frozen_stem=frozen_stem,

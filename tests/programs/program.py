@@ -104,6 +104,8 @@ class Program:
     grouped: Positions = ()  # blocks whose matrices are a group with a rate of their own
     grouped_by: str = "names"  # or "function", "parameters" taken before dedicate_params
     rates_as_tensors: bool = False  # learning rates of matrices are
+    rule: str = "muon"  # or "normuon"; AdaMuon turns whole signs by a rounding, so no bound would find a bug
+    cautious: bool = False  # weight decay is
 
     @property
     def size(self) -> int:

@@ -93,7 +93,16 @@ class Reference(Side):
                     parameter.mul_(1 + nudge * torch.randn_like(parameter))
             names = [name for name, p in model.named_parameters() if muon and is_muons(name, p)]
             cuts = {name: several.cut for name in names if (several := several_of(program, name))}
-            optimizer = ReferenceMuon(model, names, LR, WEIGHT_DECAY, adamw_lr=ADAMW_LR, cuts=cuts)
+            optimizer = ReferenceMuon(
+                model,
+                names,
+                LR,
+                WEIGHT_DECAY,
+                adamw_lr=ADAMW_LR,
+                cuts=cuts,
+                rule=program.rule,
+                cautious_weight_decay=program.cautious,
+            )
             optimizer.own = {name: dict(GROUP) for name in grouped(model, program) if muon}
             if optimizer.adamw is not None:
                 optimizer.adamw.param_groups[0]["eps"] = ADAMW_EPS
@@ -234,6 +243,8 @@ class Dmuon(OnRanks):
                 ns_dtype=torch.float32,
                 adamw_lr=ADAMW_LR,
                 adamw_eps=ADAMW_EPS,
+                rule=program.rule,
+                cautious_weight_decay=program.cautious,
                 muon_groups=[{"params": named(members, program.grouped_by), **group}] if members else [],
             )
 
