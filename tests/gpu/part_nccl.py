@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from gpu_device import Device, NotHere
 from gpu_part import Findings, run_part
 from gpu_training import furthest, train
@@ -48,11 +48,10 @@ def part(device: Device, findings: Findings) -> None:
 
 def run_ranks(shape: tuple[int, int], weights: Path) -> list[int | None]:
     """The exit codes; None of one that was ended because it took too long."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     size = shape[0] * shape[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    common |= {"WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
     program = [sys.executable, str(HERE / "gpu_training.py"), str(weights), *map(str, shape)]
     ranks = [
         subprocess.Popen(program, env={**os.environ, **NCCL, **common, "RANK": str(rank), "NCCL_HOSTID": f"rank{rank}"})

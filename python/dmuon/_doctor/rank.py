@@ -35,7 +35,7 @@ class Spot(NamedTuple):
 
     test: str
     rank: int
-    port: int
+    store: str  # a file that is not there yet, at which the ranks meet
     device: str
     environment: dict[str, str]  # besides torchrun's
 
@@ -93,14 +93,15 @@ def _used(name: str) -> torch.device:
 def _join(spot: Spot) -> torch.device:
     """Makes the default process group, as a program on this device would, and sends one message."""
     device = _used(spot.device)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(spot.port), RANK=str(spot.rank), WORLD_SIZE="2")
     # PyTorch takes the device by LOCAL_RANK, and both ranks may have one.
     os.environ.update(spot.environment, LOCAL_RANK=str(device.index or 0), LOCAL_WORLD_SIZE="2")
     os.environ.setdefault("NCCL_DEBUG", "WARN")
     if spot.environment:
         os.environ["NCCL_HOSTID"] = f"doctor{spot.rank}"
     own = dist.get_default_backend_for_device(device)
-    dist.init_process_group(own if device.type == "cpu" else f"cpu:gloo,{device.type}:{own}", timeout=_TIMEOUT)
+    backends = own if device.type == "cpu" else f"cpu:gloo,{device.type}:{own}"
+    store = dist.FileStore(spot.store, 2)
+    dist.init_process_group(backends, store=store, rank=spot.rank, world_size=2, timeout=_TIMEOUT)
     word = torch.ones(1, device=device)
     dist.all_reduce(word)
     assert word.item() == 2, word

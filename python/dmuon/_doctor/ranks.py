@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import tempfile
 from typing import Any
 
 from dmuon._doctor.child import Child, events
@@ -51,11 +51,10 @@ def _seen(findings: Findings) -> list[str]:
 
 
 def _pair(findings: Findings, name: str, run: Any, places: list[str], environment: dict[str, str]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spots = [Spot(name, number, port, place, environment) for number, place in enumerate(places)]
-    _told(findings, name, [Child(_LIMIT_S, run, spot) for spot in spots])
+    # They meet at a file: another program may take a port that was free, before a rank listens on it.
+    with tempfile.TemporaryDirectory(prefix="dmuon-doctor-") as folder:
+        spots = [Spot(name, number, f"{folder}/store", place, environment) for number, place in enumerate(places)]
+        _told(findings, name, [Child(_LIMIT_S, run, spot) for spot in spots])
 
 
 def _told(findings: Findings, name: str, children: list[Child]) -> None:
