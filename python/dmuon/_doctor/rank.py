@@ -100,7 +100,7 @@ def _join(spot: Spot) -> torch.device:
         os.environ["NCCL_HOSTID"] = f"doctor{spot.rank}"
     own = dist.get_default_backend_for_device(device)
     backends = own if device.type == "cpu" else f"cpu:gloo,{device.type}:{own}"
-    store = dist.FileStore(spot.store, 2)
+    store = dist.FileStore(spot.store, 2)  # type: ignore[attr-defined]
     dist.init_process_group(backends, store=store, rank=spot.rank, world_size=2, timeout=_TIMEOUT)
     word = torch.ones(1, device=device)
     dist.all_reduce(word)

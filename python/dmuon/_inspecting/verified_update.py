@@ -80,8 +80,8 @@ def _changed(x: torch.Tensor, moment: torch.Tensor, group: dict[str, Any]) -> to
     squares = x.square().mean(1, keepdim=True) if by_neuron else x.square()
     moment = moment + (1 - float(group["beta2"])) * (squares - moment)
     changed = x / (moment.sqrt() + _EPS)
-    norm = x.norm() if by_neuron else math.sqrt(min(x.shape))
-    return changed * (norm / changed.norm().clamp_min(_EPS))
+    changed.mul_((x.norm() if by_neuron else math.sqrt(min(x.shape))) / changed.norm().clamp_min(_EPS))
+    return changed
 
 
 def update_differences(runtime: Runtime, opt: Muon) -> Differences:

@@ -193,7 +193,7 @@ def _run(job: Job, group: _C.MuonGroup, compute_dtype: torch.dtype, device: torc
     num_matrices, *sides = job.shape
     shape = (job.size * num_matrices, *sides)
     master = torch.full(shape, 0.01, dtype=torch.float32, device=device)
-    states = [torch.zeros(len(master), *sizes, device=device) for _, sizes in group.state_sizes(*sides)]
+    states = [torch.zeros(len(master), *sizes, device=device) for _, sizes in group.state_sizes(sides[0], sides[1])]
     # A pattern, not random numbers, so that the user's generators do not change.
     gradient = torch.arange(master.numel(), dtype=torch.float32, device=device).mul_(0.7).sin_().view(shape)
     packed = torch.empty(shape, dtype=compute_dtype, device=device)

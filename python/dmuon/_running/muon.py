@@ -130,15 +130,9 @@ class Muon(torch.optim.Optimizer):
         dedication = dedication_of(model, "Muon")
         adamw_lr_rule = "" if adamw_lr is not None else ", by adamw_lr=None"
         default = lr if adjust_lr_fn == "match_rms_adamw" else 3e-4
-        muon: dict[str, Any] = {
-            "algorithm": "muon",
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "ns_coefficients": ns_coefficients,
-            "eps": eps,
-            "ns_steps": ns_steps,
+        muon: dict[str, Any] = {"algorithm": "muon", "lr": lr, "weight_decay": weight_decay, "momentum": momentum}
+        muon |= {"nesterov": nesterov, "ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps}
+        muon |= {
             "adjust_lr_fn": adjust_lr_fn,
             "ns_dtype": ns_dtype,
             **rule_settings(rule, beta2, cautious_weight_decay),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
-
 from dmuon._running.runtime import Runtime
 from dmuon._saving.optimizer_state import LoadedState, fitting_state
 from dmuon._saving.saved_members import members_of, require_saved_members
@@ -19,7 +17,7 @@ def checked_state(
     state_dict: dict[str, Any],
     hooks: Iterable[Callable[[Any, dict[str, Any]], dict[str, Any] | None]],
     runtime: Runtime,
-    leaf_of: Mapping[torch.Tensor, int],
+    leaf_of: Mapping[Any, int],
 ) -> tuple[dict[str, Any], LoadedState]:
     """Returns the state dict as the optimizer's `hooks` have made it, and its contents. Collective.
 

@@ -21,23 +21,14 @@ namespace dmuon::optim {
 /// singular values are 1. It takes momentum's factor for beta2, whose default here is momentum's.
 /// It does not correct v's bias, which |A| cancels. NVIDIA-NeMo/Emerging-Optimizers has neither
 /// sign nor norm.
-class AdaMuon final : public Muon {
+class AdaMuon final : public ChangedMuon {
  public:
-  explicit AdaMuon(const MuonOptions& options) : Muon(options) {}
+  explicit AdaMuon(const MuonOptions& options) : ChangedMuon(options) {}
 
   const std::vector<State>& states() const override;
-  /// Returns nothing, because PyTorch's operators change the update.
-  std::optional<std::string> constants() const override { return std::nullopt; }
   newton_schulz::Start prepare(const newton_schulz::Elementwise& elementwise, const Piece& piece,
                                at::ScalarType dtype, double eps) const override;
   void apply(const Piece& piece, const Orthogonalised& update) const override;
-
-  // Slices lack the norm of the whole matrix.
-  at::Tensor direction(const Piece& slices) const override { return Rule::direction(slices); }
-  void move(const Piece& slices, const at::Tensor& update, std::int64_t rows,
-            std::int64_t cols) const override {
-    Rule::move(slices, update, rows, cols);
-  }
 };
 
 }  // namespace dmuon::optim

@@ -39,7 +39,7 @@ inline constexpr double kSecondMomentumEps = 1e-8;
 /// `adjusted_lr` depends on the shape of the matrix; a transposed one has columns for rows. If a
 /// gradient has a NaN or an infinity, its momentum has it too, and all its weights become NaN.
 ///
-/// Rules that change the orthogonalised update derive from it.
+/// Rules that change the orthogonalised update derive from ChangedMuon.
 class Muon : public Rule {
  public:
   explicit Muon(const MuonOptions& options) : options_(options) {}
@@ -76,6 +76,21 @@ class Muon : public Rule {
                     const at::Tensor& update, std::int64_t rows, std::int64_t cols) const;
 
   MuonOptions options_;
+};
+
+/// Muon whose orthogonalised update `apply` changes by PyTorch's operators. So no CUDA graph holds
+/// it, and a piece has whole matrices.
+class ChangedMuon : public Muon {
+ public:
+  using Muon::Muon;
+
+  std::optional<std::string> constants() const override { return std::nullopt; }
+  void apply(const Piece& piece, const Orthogonalised& update) const override = 0;
+  at::Tensor direction(const Piece& /*slices*/) const final { refuse_slices(); }
+  void move(const Piece& /*slices*/, const at::Tensor& /*update*/, std::int64_t /*rows*/,
+            std::int64_t /*cols*/) const final {
+    refuse_slices();
+  }
 };
 
 }  // namespace dmuon::optim

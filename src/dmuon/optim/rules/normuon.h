@@ -19,21 +19,12 @@ namespace dmuon::optim {
 /// singular values of O are 1. Neither corrects v's bias, which |O| / |N| cancels. The paper has no
 /// nesterov; here it is the user's choice. NVIDIA-NeMo/Emerging-Optimizers takes means along the
 /// longer side instead of the neuron.
-class NorMuon final : public Muon {
+class NorMuon final : public ChangedMuon {
  public:
-  explicit NorMuon(const MuonOptions& options) : Muon(options) {}
+  explicit NorMuon(const MuonOptions& options) : ChangedMuon(options) {}
 
   const std::vector<State>& states() const override;
-  /// Returns nothing, because PyTorch's operators change the update.
-  std::optional<std::string> constants() const override { return std::nullopt; }
   void apply(const Piece& piece, const Orthogonalised& update) const override;
-
-  // Slices have no whole neurons.
-  at::Tensor direction(const Piece& slices) const override { return Rule::direction(slices); }
-  void move(const Piece& slices, const at::Tensor& update, std::int64_t rows,
-            std::int64_t cols) const override {
-    Rule::move(slices, update, rows, cols);
-  }
 };
 
 }  // namespace dmuon::optim

@@ -39,11 +39,13 @@ at::Tensor Orthogonalised::computed(at::IntArrayRef sizes) const {
   return view(newton_schulz::computed(*products, pending), sizes);
 }
 
-at::Tensor Rule::direction(const Piece& /*slices*/) const { throw core::InvalidArgument(kWhole); }
+void Rule::refuse_slices() { throw core::InvalidArgument(kWhole); }
+
+at::Tensor Rule::direction(const Piece& /*slices*/) const { refuse_slices(); }
 
 void Rule::move(const Piece& /*slices*/, const at::Tensor& /*update*/, std::int64_t /*rows*/,
                 std::int64_t /*cols*/) const {
-  throw core::InvalidArgument(kWhole);
+  refuse_slices();
 }
 
 }  // namespace dmuon::optim
