@@ -55,7 +55,7 @@ ADAMW = {"algorithm": "adamw", "lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "w
         ("ns_coefficients", "sextic", "^Muon: ns_coefficients: expected .*, got 'sextic'"),
         ("ns_coefficients", [(1.0, 2.0)], r"expected rows \(a, b, c\) or a name, got .*: a row has another"),
         ("ns_coefficients", [(1.0, 2.0, math.nan)], "^Muon: ns_coefficients: expected .* nan"),
-        ("ns_coefficients", [], r"^Muon: ns_coefficients: expected .* or a name, got \[\]: .*at least one row"),
+        ("ns_coefficients", [], r"^Muon: ns_coefficients: expected .* or a name, got \[\] .*at least one row"),
         ("adjust_lr_fn", "slow", "slow"),
     ],
 )

@@ -71,7 +71,7 @@ def plain_muon_update(
     decay = lr * float(group["weight_decay"]) * weight
     if group.get("cautious_weight_decay", False):
         decay = decay * (weight * x >= 0)
-    return -decay - lr * ratio * x
+    return decay.add_(x, alpha=lr * ratio).neg_()
 
 
 def _changed(x: torch.Tensor, moment: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
@@ -125,8 +125,9 @@ def _changes_alone(runtime: Runtime, opt: Muon) -> Iterator[_Change]:
             master, gradient, *states = tensors
             updated = master.clone()
             applies = torch.ones((), dtype=torch.bool, device=updated.device)
-            momentum, *others = (state.clone() for state in states)
-            _C.muon_update(updated, momentum, gradient, native, applies, *layout, others=others)
+            moved = [state.clone() for state in states]
+            _C.muon_update(updated, moved[0], gradient, native, applies, *layout, others=moved[1:])
+            del moved  # what follows takes as much memory
             yield leaf, group, item, (updated.sub_(master), master, *states, gradient)
 
 
