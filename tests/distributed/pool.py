@@ -12,6 +12,7 @@ import datetime
 import faulthandler
 import gc
 import os
+import re
 import sys
 import time
 import traceback
@@ -227,12 +228,17 @@ def _work(rank: int, device_type: str, is_default: bool, connection: Any) -> Non
             os._exit(1)
 
 
+def _first_line(error: str) -> str:
+    """Of what was raised, below the traceback. The lines after it tell what ranks did."""
+    return re.split(r"\n(?=\S*Error: )", error)[-1].splitlines()[0]
+
+
 def _told(errors: dict[int, str]) -> str:
     """The errors of all ranks. Ranks that merely lost a peer come first, with a line each: a cut log keeps its end."""
     lost = {rank for rank, error in errors.items() if "gloo/transport" in error}
     if lost == errors.keys():
         lost = set()
-    lines = [f"--- rank {rank} ---\n{errors[rank].splitlines()[-1]}" for rank in sorted(lost)]
+    lines = [f"--- rank {rank} ---\n{_first_line(errors[rank])}" for rank in sorted(lost)]
     return "\n".join(lines + [f"--- rank {rank} ---\n{errors[rank]}" for rank in sorted(errors.keys() - lost)])
 
 
