@@ -183,13 +183,14 @@ def train(
     lookahead: int,
     steps: int = 3,
     micro_steps: int = 1,
+    replicated: bool = False,
 ) -> dict[str, Any]:
     """Trains and returns the counters of each step beside what they are compared with."""
     compute, reduce = DTYPES[dtypes]
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
     model = make_gpt(width=32, hidden=56, depth=3)
     schedule = {"node_copy": node_copy, "lookahead": lookahead, "reshard_after_forward": True}
-    dedicate(model, mesh, schedule, mp_policy=policy, strategy=strategy)
+    dedicate(model, mesh, schedule, mp_policy=policy, strategy=strategy, replicated=replicated)
     shard(model, mesh, mp_policy=policy)
     optimizer = dmuon.Muon(model, ns_dtype=torch.float32)
     rank, size = place_of(mesh)

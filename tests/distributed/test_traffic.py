@@ -99,3 +99,24 @@ def test_each_rank_sends_exactly_the_formula(ranks, mesh, strategy, dtypes, node
         if len(set(BYTES[dtypes])) > 1 or TEST_DEVICE != "cpu":
             copies = len(result["stats"][1:]) * micro_steps * len(result["owner"])
         assert result["stats"][-1]["gradient_copies"] == copies
+
+
+@pytest.mark.parametrize("mesh", [(4,), (2, 2), (4, 1)])
+@pytest.mark.parametrize("micro_steps", [1, 3])
+def test_replicated_weights_travel_once_a_step(ranks, mesh, micro_steps):
+    dtypes = "bfloat16, reduced in float32"
+    options = {"strategy": "load_balance", "dtypes": dtypes, "node_copy": True, "lookahead": 2}
+    results = ranks.run(train, mesh, **options, micro_steps=micro_steps, replicated=True)
+    sizes = Sizes(results[0], mesh)
+    for slot, result in enumerate(results):
+        before, after = result["stats"][-2:]
+        unshards = [1] * sizes.num_units
+        expected = sent_by(sizes, slot, dtypes, unshards, micro_steps, copies=False)
+        for where, counts in expected.items():
+            sent = tuple(after[f"{what}_{where}"] - before[f"{what}_{where}"] for what in ("messages", "bytes_sent"))
+            assert sent == counts, f"slot {slot}, {where}"
+        assert after["unshards"] - before["unshards"] == sum(unshards)
+        # Masters, momenta and gradients of its own, and all weights at all times.
+        weights = BYTES[dtypes][0] * sum(map(sizes.unit, range(sizes.num_units)))
+        assert after["current_bytes"] >= sum(map(sum, result["owned"])) + weights
+        assert max(stats["peak_bytes"] for stats in result["stats"][1:]) == result["planned"]

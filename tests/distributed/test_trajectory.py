@@ -20,6 +20,7 @@ from training import (
     LR,
     NO_COPY,
     ON_DEMAND,
+    REPLICATED,
     WEIGHT_DECAY,
     dedicate,
     place_of,
@@ -126,6 +127,15 @@ def test_weights_equal_a_single_process(ranks, reference, mesh, strategy, reshar
     expect_reference(reference, results, STEPS)
 
 
+# Without fully_shard, as in place of DistributedDataParallel, and with it.
+@pytest.mark.parametrize("mesh", [(1,), (3,), (4,), (2, 2), (4, 1)])
+@pytest.mark.parametrize(("fsdp", "late"), [(False, True), (False, False), (True, True)])
+def test_replicated_weights_equal_a_single_process(ranks, reference, mesh, fsdp, late):
+    schedule = {**REPLICATED, "late_updates": late}
+    results = ranks.run(train, mesh, schedule=schedule, steps=STEPS, fsdp=fsdp, micro_steps=2)
+    expect_reference(reference, results, STEPS)
+
+
 @pytest.mark.parametrize("max_units", [2, 3])
 @pytest.mark.parametrize("node_copy", [True, False])
 def test_a_limit_of_units_in_flight_changes_no_weight(ranks, reference, max_units, node_copy):
@@ -155,6 +165,7 @@ def test_what_ablations_switch_off_changes_no_weight(ranks, reference, ablation,
         ((2, 2), False, (0, 1, 2), NO_COPY),
         ((4, 1), True, (1,), KEPT),
         ((4, 1), False, (0, 1, 2), AHEAD),
+        ((2, 2), False, (0, 1), REPLICATED),
     ],
 )
 def test_no_sync_changes_no_weight(ranks, reference, mesh, fsdp, held, schedule):

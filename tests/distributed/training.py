@@ -30,6 +30,7 @@ ON_DEMAND = _schedule(0, node_copy=True, reshard=True, late=False)
 NO_COPY = _schedule(3, node_copy=False, reshard=True, late=True)
 KEPT = _schedule(5, node_copy=True, reshard=False, late=True)
 KEPT_NO_COPY = _schedule(1, node_copy=False, reshard=False, late=False)
+REPLICATED = {**_schedule(2, node_copy=True, reshard=True, late=True), "replicated": True}  # as DDP's users have it
 
 
 def dedicate(model: nn.Module, mesh: Any, schedule: dict[str, Any], **options: Any) -> None:

@@ -55,6 +55,7 @@ TEST(PlanJson, KeepsNamesAndOptionsToTheLastBit) {
   options.node_copy = false;
   options.reshard_after_forward = false;
   options.late_updates = true;
+  options.replicated = true;
   options.on_cpu = true;
   options.ns_bytes = 4;
   options.ns_steps = 7;

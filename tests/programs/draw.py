@@ -172,6 +172,7 @@ def options(draw: Draw) -> Options:
         strategy=draw(st.sampled_from(["load_balance", "round_robin", "lpt", "xor_layout", "rank0"])),
         division=draw(st.sampled_from(["by size", "none", "all"])),
         late_updates=draw(st.sampled_from([True, False, None])),
+        replicated=draw(st.sampled_from([False, False, False, True])),
     )
 
 

@@ -82,6 +82,7 @@ class Options:
     strategy: str = "load_balance"
     division: str = "by size"  # of stacks of matrices; or "none"; "all": every matrix by itself
     late_updates: bool | None = None
+    replicated: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -126,6 +126,27 @@ TEST_F(ResolverTest, TracesTheSameInABackwardThatKeepsWeights) {
   EXPECT_EQ(traced(true).size(), 6);
 }
 
+// Passes send and free nothing, whatever they use; a new version replaces all.
+TEST_F(ResolverTest, SendsReplicatedWeightsOnceAVersion) {
+  Resolver resolver =
+      make(2, {.node_copy = false, .reshard_after_forward = false, .replicated = true});
+  trace(&resolver);
+  resolver.step();
+  EXPECT_NE(recorder_.take().find("publish inter 2, publish intra 2"), std::string::npos);
+  for (int micro_step = 0; micro_step < 2; ++micro_step) {
+    forward(&resolver, {kA, kB, kC});
+    backward(&resolver, {kC, kB, kA});
+  }
+  resolver.settle_step();
+  const std::string issued = recorder_.take();
+  EXPECT_EQ(issued.find("publish"), std::string::npos) << issued;
+  EXPECT_EQ(issued.find("reshard"), std::string::npos) << issued;
+  resolver.publish();
+  EXPECT_EQ(recorder_.take(),
+            "reshard 0, reshard 1, reshard 2, publish inter 0, publish intra 0, publish inter 1, "
+            "publish intra 1, publish inter 2, publish intra 2");
+}
+
 // Another backward may read them.
 TEST_F(ResolverTest, FreesNoWeightsInABackwardThatKeepsThem) {
   Resolver resolver = make(1, {.reshard_after_forward = false});

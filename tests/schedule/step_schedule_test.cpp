@@ -35,6 +35,24 @@ TEST(UpdateSchedule, PublishesInForwardOrderAsSoonAsAUnitIsUpdated) {
   }
 }
 
+TEST(UpdateSchedule, SendsBothStagesOfAllUnitsOfReplicatedWeights) {
+  const Batches batches = batches_of({{2}, {1}, {0, 2}});
+  const auto step = [&](int num_replicates) {
+    return text_of(build_update_schedule(
+        three_units(num_replicates, 2), batches, kForward,
+        {.node_copy = false, .lookahead = 0, .reshard_after_forward = false, .replicated = true}));
+  };
+  const std::string begin =
+      "reshard 0, reshard 1, reshard 2, " + update(2) + ", " + update(1) + ", " + update(0);
+  EXPECT_EQ(step(1), begin +
+                         ", finish update 2, publish intra 0, finish update 1, publish intra 1"
+                         ", finish update 0, publish intra 2");
+  EXPECT_EQ(step(2), begin +
+                         ", finish update 2, publish inter 0, publish intra 0, "
+                         "finish update 1, publish inter 1, publish intra 1, finish update 0, "
+                         "publish inter 2, publish intra 2");
+}
+
 TEST(UpdateSchedule, WaitsForNoBatchIfUpdatesAreLate) {
   const Batches batches = batches_of({{2}, {1}, {0, 2}});
   const auto step = [&](const Layout& layout, const StepOptions& options) {

@@ -17,6 +17,7 @@ OTHER = {
     "max_units_in_flight": 3,
     "reshard_after_forward": False,
     "late_updates": True,
+    "replicated": True,
 }
 GIVEN = {name: SHOWN[name] for name in OTHER}
 
@@ -50,7 +51,8 @@ def test_the_signature_shows_the_same_defaults():
 @pytest.mark.parametrize("name", OTHER)
 def test_every_option_of_the_schedule_reaches_the_engine(name):
     changed = fields(step_options(**{**GIVEN, name: OTHER[name]}))
-    assert changed == {**fields(_plan.StepOptions()), name: OTHER[name]}
+    implied = {"node_copy": False, "reshard_after_forward": False} if name == "replicated" else {}
+    assert changed == {**fields(_plan.StepOptions()), **implied, name: OTHER[name]}
 
 
 def test_every_option_of_planning_reaches_the_planner():

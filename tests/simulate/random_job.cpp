@@ -103,6 +103,8 @@ void draw_traces(Random* random, Job* job) {
   job->evaluation = draw_one_in(random, 2) ? job->forward : draw_uses(random, num_units);
   job->backward = draw_backward(random, num_units, job->forward);
   job->options.reshard_after_forward = !draw_one_in(random, 4);
+  job->options.replicated = draw_one_in(random, 6);
+  if (job->options.replicated) job->options.node_copy = job->options.reshard_after_forward = false;
 }
 
 void draw_batches(Random* random, Job* job) {
@@ -251,7 +253,8 @@ std::ostream& operator<<(std::ostream& out, const Job& job) {
       << options.lookahead << ", max_units_in_flight " << options.max_units_in_flight
       << (options.node_copy ? "" : ", no node copies")
       << (options.reshard_after_forward ? "" : ", no reshard after forward")
-      << (options.late_updates ? ", late updates" : "");
+      << (options.late_updates ? ", late updates" : "")
+      << (options.replicated ? ", replicated" : "");
   for (const schedule::UnitLayout& unit : job.layout.units) {
     out << "\n  " << unit.name << (unit.host ? ", the host's: " : ": ") << unit.weight_size
         << " and " << unit.gradient_size << " bytes x";

@@ -155,6 +155,7 @@ def _add_task(parser: argparse.ArgumentParser, mesh_required: bool) -> None:
     words = f"rule of update, whose state takes memory: {', '.join(rules)} [%(default)s]"
     add("--rule", type=_one_of(rules), metavar="RULE", default=rules[0], help=words)
     add("--no-node-copy", action="store_true", help="columns do not keep what came from other nodes")
+    add("--replicated", action="store_true", help="all weights stay on every GPU between steps, as under DDP")
 
 
 def _one_of(known: list[str]) -> Callable[[str], str]:

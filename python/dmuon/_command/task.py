@@ -84,7 +84,9 @@ def _options(arguments: argparse.Namespace) -> _plan.PlanOptions:
     options.lookahead = arguments.lookahead
     options.layout_slack = arguments.layout_slack
     options.max_memory_bytes = arguments.max_memory
-    options.node_copy = not arguments.no_node_copy
+    options.node_copy = not arguments.no_node_copy and not arguments.replicated
+    options.reshard_after_forward = not arguments.replicated
+    options.replicated = arguments.replicated
     options.on_cpu = arguments.device == "cpu"
     options.rule = arguments.rule
     options.late_updates = _plan.updates_late(options.on_cpu, arguments.mesh[0])

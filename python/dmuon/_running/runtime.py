@@ -12,6 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
+from dmuon._running.buffers import Buffers
 from dmuon._running.copies import Copies
 from dmuon._running.graphs import batch_graphs
 from dmuon._running.owned_gradient import Gradient, GradientTensor
@@ -69,6 +70,8 @@ class Runtime:
         self.reader_modules: list[list[nn.Module]] = [[] for _ in units]  # by unit, as they were found
         self.recomputed: dict[int, int] = {}  # by unit: the last backward in which a reentrant checkpoint did
         self.engine = self._make_engine(dedication)
+        copies = dedication.across_ranks.copies_buffers(dedication.schedule.replicated)
+        self.buffers = Buffers(model, self.ranks) if copies else None
         self.transfers = self.engine.transfers()
         self.parts = [leaf.parameters for leaf in self.engine.leaves()]
         self.step_agreement = StepAgreement(
@@ -204,6 +207,8 @@ class Runtime:
         for place in self._cast:
             place.begin_forward()
         self.engine.begin_forward()
+        if self.buffers is not None and not _C.in_backward():
+            self.buffers.begin_forward(self.engine, syncs=self.no_sync_depth == 0)
 
     def end_forward(self) -> None:
         """Ends the model's forward."""

@@ -27,7 +27,7 @@ from dmuon._running.model_state import ModelState
 from dmuon._running.runtime import Runtime, find_runtime
 from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import Dedication, end_setup
-from dmuon._setup.groups import process_groups
+from dmuon._setup.groups import process_groups, slots_group
 from dmuon._setup.guards import refuse_fully_shard
 from dmuon._setup.heap import give_back_heap
 from dmuon._setup.hyperparameters import RULE, check_group, rule_of, settings_of
@@ -107,6 +107,8 @@ def start(
     if dedication.late_updates is None:
         dedication.schedule.late_updates = _plan.updates_late(device.type == "cpu", dedication.ranks.num_replicates)
     process_groups(dedication.ranks)  # collective, so outside of the agreement below
+    if dedication.across_ranks.copies_buffers(dedication.schedule.replicated):
+        slots_group(dedication.ranks)  # likewise
     shapes = {sizes_of(item) for item in inventory_of(dedication.leaves, units)}
     tuned = cached_choices(dedication.ranks, shapes, muon, device)
     plan = make_plan(dedication, units, muon, device, tuned)

@@ -67,9 +67,12 @@ def plain_module(model: nn.Module, function: str) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ValueError(f"{function}: model: expected a torch.nn.Module, got {type(model).__name__}")
     if (wrapper := refused_wrapper(model)) is not None:
+        copies = wrapper in ("DistributedDataParallel", "DataParallel")
+        instead = "in its place dmuon.dedicate_params(model, mesh, replicated=True)"
         raise ValueError(
             f"{function}: model: expected a plain module, or one under fully_shard, got {wrapper}, which copies or "
-            "cuts parameters by itself. Expected: the model without it; dmuon and fully_shard average all gradients."
+            f"cuts parameters by itself. Expected: the model without it; "
+            f"{instead if copies else 'dmuon and fully_shard average all gradients'}."
         )
     plain: nn.Module = unwrapped(model)
     return plain
@@ -96,6 +99,7 @@ def dedicate_params(
     *,
     mp_policy: MixedPrecisionPolicy | None = None,
     reshard_after_forward: bool | None = STEP.reshard_after_forward,
+    replicated: bool = STEP.replicated,
     select: Select | None = None,
     units: Units = None,
     strategy: str = Planning.strategy,
@@ -109,6 +113,7 @@ def dedicate_params(
     late_updates: bool | None = None,
     sync_from_rank0: bool = AcrossRanks.sync_from_rank0,
     gradient_divide_factor: float | None = AcrossRanks.gradient_divide_factor,
+    broadcast_buffers: bool | None = AcrossRanks.broadcast_buffers,
     timeout: datetime.timedelta | None = None,
 ) -> RoutingTable:
     """Gives every weight matrix of `model` to Muon. Call it before or after `fully_shard`, then `dmuon.Muon(model)`.
@@ -128,6 +133,10 @@ def dedicate_params(
             `fully_shard`, else all ranks, or one device if no process group exists.
         mp_policy: the same policy as for `fully_shard`. None means the policy of an earlier `fully_shard`.
         reshard_after_forward: True to free a unit's matrices between its forward and backward. None means True.
+        replicated: True to keep all matrices whole on every rank between steps, as `DistributedDataParallel` does, for
+            models that fit on each device. `step()` sends each new weight once, behind the rest of the step and the
+            next forward; a forward or backward sends none. Masters and momenta stay with the owners alone. Then
+            `reshard_after_forward` and `node_copy` count as False.
         select: `select(name, module, parameter)` returns True (Muon), False (AdamW), None (by the rule), or a
             `dmuon.View` or several (Muon, for these matrices of the parameter; see `dmuon.views`).
         units: the modules whose matrices travel together, if not as dmuon finds them (an FSDPModule, else an item of a
@@ -160,6 +169,9 @@ def dedicate_params(
         gradient_divide_factor: divides the sum over all ranks of each gradient of a matrix, or of a parameter that no
             `fully_shard` manages. None means the number of ranks. Before the first step give
             `FSDPModule.set_gradient_divide_factor` the same number.
+        broadcast_buffers: True to copy buffers from the first rank of the mesh to all others before the first forward,
+            and before each forward after one that trained outside of `no_sync`, as `DistributedDataParallel` does. None
+            means as `replicated`.
         timeout: the timeout of dmuon's process groups. None means PyTorch's default (30 minutes on gloo).
 
     Returns:
@@ -173,9 +185,10 @@ def dedicate_params(
     mesh_there, policy_there = mesh_and_policy_of(plain)
     mesh, mp_policy = mesh or mesh_there, mp_policy or policy_there
     ranks = resolve_ranks(mesh, plain, timeout, functools.partial(tensor_mesh_of, plain))
-    step = (node_copy, lookahead, max_units_in_flight, reshard_after_forward, late_updates)
+    step = (node_copy, lookahead, max_units_in_flight, reshard_after_forward, late_updates, replicated)
     planning = Planning(strategy, plan, costs, layout_slack, max_memory_bytes)
-    across_ranks, policy = AcrossRanks(sync_from_rank0, gradient_divide_factor), mp_policy or MixedPrecisionPolicy()
+    across_ranks = AcrossRanks(sync_from_rank0, gradient_divide_factor, broadcast_buffers)
+    policy = mp_policy or MixedPrecisionPolicy()
     with agreement(ranks, "dedicate_params") as facts:
         model = plain_module(model, "dedicate_params")
         check_mesh(mesh)

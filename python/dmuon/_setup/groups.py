@@ -54,6 +54,11 @@ def slices_group(ranks: Ranks) -> dist.ProcessGroup | None:
     return _group("slices", ranks.slot_members, ranks, host=False)
 
 
+def slots_group(ranks: Ranks) -> dist.ProcessGroup | None:
+    """Returns the group of one rank of each slot, which no lane uses, or None for one rank alone."""
+    return _group("slots", ranks.by_slot, ranks, host=False)
+
+
 def everyone_group(ranks: Ranks) -> dist.ProcessGroup | None:
     """Returns the group of all ranks for words over the host, or None for one rank alone."""
     return _group("everyone", ranks.everyone, ranks, host=True)

@@ -22,8 +22,11 @@ def step_options(
     max_units_in_flight: int | None,
     reshard_after_forward: bool | None,
     late_updates: bool | None,
+    replicated: bool = STEP.replicated,
 ) -> _plan.StepOptions:
     """Returns the options of a step for engine and planner, as `dedicate_params` got them.
+
+    Replicated weights are never resharded, and need no node copies.
 
     Raises:
         ValueError: names the first option of a wrong type. `Planning.check` checks ranges.
@@ -36,6 +39,9 @@ def step_options(
     good = late_updates is None or isinstance(late_updates, bool)
     _require(good, "late_updates", "True, False or None", late_updates)
     options.late_updates = late_updates is True
+    _set(options, "replicated", replicated)
+    if replicated:
+        options.node_copy = options.reshard_after_forward = False
     return options
 
 
@@ -45,10 +51,15 @@ class AcrossRanks:
 
     sync_from_rank0: bool = False
     gradient_divide_factor: float | None = None
+    broadcast_buffers: bool | None = None
 
     def divide_factor(self, num_ranks: int) -> float:
         """Returns the divisor of the sum of gradients over `num_ranks`."""
         return float(num_ranks if self.gradient_divide_factor is None else self.gradient_divide_factor)
+
+    def copies_buffers(self, replicated: bool) -> bool:
+        """Returns True if all ranks take their buffers from the first one."""
+        return replicated if self.broadcast_buffers is None else self.broadcast_buffers
 
     def check(self) -> None:
         """Raises a ValueError that names the first bad option of `dedicate_params`."""
@@ -57,6 +68,8 @@ class AcrossRanks:
         is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
         good = factor is None or (is_number and 0 < factor < math.inf)
         _require(good, "gradient_divide_factor", "a positive number or None", factor)
+        good = self.broadcast_buffers is None or isinstance(self.broadcast_buffers, bool)
+        _require(good, "broadcast_buffers", "True, False or None", self.broadcast_buffers)
 
 
 @dataclasses.dataclass

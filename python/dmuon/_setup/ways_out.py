@@ -28,7 +28,8 @@ BETWEEN = (
 )
 _OF_CALLERS = {  # modules and functions that call with a placeholder, and what to do
     "torch.nn.parallel.distributed": (
-        "DistributedDataParallel would copy it. Expected: the model without it, because dmuon averages gradients."
+        "DistributedDataParallel would copy it. Expected: the model without it; in its place "
+        "dmuon.dedicate_params(model, mesh, replicated=True)."
     ),
     "torch.distributed.fsdp._fully_shard._fsdp_param": (  # on a module around the model
         "it is whole only at its owner by now. Expected: fully_shard before dmuon.Muon."

@@ -80,7 +80,8 @@ void init_mesh_and_options(py::module_& module) {
       .def_readwrite("lookahead", &StepOptions::lookahead)
       .def_readwrite("max_units_in_flight", &StepOptions::max_units_in_flight)
       .def_readwrite("reshard_after_forward", &StepOptions::reshard_after_forward)
-      .def_readwrite("late_updates", &StepOptions::late_updates);
+      .def_readwrite("late_updates", &StepOptions::late_updates)
+      .def_readwrite("replicated", &StepOptions::replicated);
   module.def("updates_late", &schedule::updates_late, py::arg("on_cpu"), py::arg("num_replicates"));
 
   py::class_<PlanOptions, StepOptions>(module, "PlanOptions")

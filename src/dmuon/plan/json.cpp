@@ -101,6 +101,7 @@ static void to_json(Json& json, const PlanOptions& options) {
           {"reshard_after_forward", options.reshard_after_forward}};
   if (options.reserve_bytes != 0) json["reserve_bytes"] = options.reserve_bytes;
   if (options.late_updates) json["late_updates"] = true;
+  if (options.replicated) json["replicated"] = true;
   if (options.rule != PlanOptions().rule) json["rule"] = options.rule;
 }
 
@@ -190,6 +191,7 @@ PlanOptions options_of(const JsonReader& reader) {
   options.max_units_in_flight = reader.at("max_units_in_flight").small(0, kMaxInt);
   options.reshard_after_forward = reader.at("reshard_after_forward").boolean();
   if (const auto late = reader.find("late_updates")) options.late_updates = late->boolean();
+  if (const auto whole = reader.find("replicated")) options.replicated = whole->boolean();
   if (const auto rule = reader.find("rule")) options.rule = rule->string();
   validate(options);
   return options;

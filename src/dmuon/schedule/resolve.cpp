@@ -94,7 +94,7 @@ void Resolver::resolve(const Operation& operation) {
       unit.ready = unit.part_awaited = true;
       return;
     case Kind::kReshard:
-      return reshard(&unit, operation);
+      return end_use(&unit, operation);
     case Kind::kRouteIntra:
       finish_stage_2(operation.unit());
       performer_->perform(operation);
@@ -121,11 +121,13 @@ void Resolver::resolve(const Operation& operation) {
   }
 }
 
+void Resolver::end_use(Progress* unit, const Operation& operation) {
+  const bool keeps = keeps_weights_ && order_.current() == Pass::kBackward;
+  if (!keeps && !options_.replicated) return reshard(unit, operation);
+  unit->used = unit->trained = false;  // as if freed: whether a use is traced depends on it
+}
+
 void Resolver::reshard(Progress* unit, const Operation& operation) {
-  if (keeps_weights_ && order_.current() == Pass::kBackward) {
-    unit->used = unit->trained = false;  // as if freed: whether a use is traced depends on it
-    return;
-  }
   if (!unit->filled && unit->part_awaited) return;
   unit->ready = false;  // whatever happens, nobody computes with half of it
   performer_->perform(operation);

@@ -186,7 +186,11 @@ void Resolver::renew(bool updates) {
   finish_update();
   ++version_;
   for (const Operation& operation : schedule_.step) {
-    if (updates || !is_on_batch(operation.kind)) resolve(operation);
+    if (operation.kind == Kind::kReshard) {
+      reshard(&units_.at(operation.unit()), operation);
+    } else if (updates || !is_on_batch(operation.kind)) {
+      resolve(operation);
+    }
   }
 }
 

@@ -57,7 +57,7 @@ inline constexpr int kMostRead = 4;
 /// - kAwaitWeights runs unless compute has waited since the buffer was filled.
 /// - kReshard runs if the buffer is filled. It also runs if stage 1 may still be in flight, which
 ///   reads the masters that the update is about to change. It never runs in a backward that keeps
-///   weights.
+///   weights, and for replicated weights only where a new version begins.
 /// - kRouteIntra runs after the unit's route that is still in flight has been finished.
 /// - kFinishRouteIntra runs if stage 1 of the unit's route is in flight; kFinishRouteInter if stage
 ///   2 is, after stage 1 has been finished.
@@ -182,6 +182,7 @@ class Resolver {
   void confirm_end();
   void cross(const std::vector<Crossing>& crossings);
   void resolve(const Operation& operation);
+  void end_use(Progress* unit, const Operation& reshard);
   void reshard(Progress* unit, const Operation& operation);
   void finish_stage_1(core::UnitIndex unit);
   void finish_stage_2(core::UnitIndex unit);

@@ -18,6 +18,9 @@ struct StepOptions {
   bool reshard_after_forward = true;  ///< free weights between a unit's forward and its backward
   /// step() does not wait for the update: the next forward waits for each unit's weights.
   bool late_updates = false;
+  /// Every rank has all weights until the next version, which step() sends right away. Excludes
+  /// node copies, which the weights themselves replace, and reshard_after_forward.
+  bool replicated = false;
 
   int units_in_flight() const {
     return max_units_in_flight > 0 ? max_units_in_flight : lookahead + 2;

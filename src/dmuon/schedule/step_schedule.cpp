@@ -16,6 +16,10 @@ void check(const StepOptions& options, std::string_view function) {
   core::require(most == 0 || (2 <= most && most <= kMostUnits), function,
                 ": max_units_in_flight: expected 2 to ", kMostUnits,
                 " units, or none for lookahead + 2, got ", most);
+  core::require(!options.replicated || (!options.node_copy && !options.reshard_after_forward),
+                function, ": replicated: expected node_copy and reshard_after_forward false with ",
+                "it, got node_copy ", options.node_copy, " and reshard_after_forward ",
+                options.reshard_after_forward);
 }
 
 namespace {
@@ -52,6 +56,7 @@ std::vector<Operation> build_update_schedule(const Layout& layout, const Batches
   // Node copies wait for nothing: the slow links have all of the next forward.
   if (options.node_copy && window.inter > 0) ahead = units.size();
   if (!maker.has_inter()) ahead = static_cast<std::size_t>(window.intra);
+  if (options.replicated) ahead = units.size();  // their buffers are there in any case
   std::vector<core::BatchIndex> left = batches_by_unit(batches, units);
   units.resize(std::min(units.size(), ahead));
   for (Operation& operation : maker.updates(left)) operations.push_back(std::move(operation));
@@ -67,7 +72,7 @@ std::vector<Operation> build_update_schedule(const Layout& layout, const Batches
       return completes;
     });
     if (maker.has_inter()) add(maker.publish_inter(units[i]));
-    if (i == 0 && window.intra > 0) add(maker.publish_intra(units[i]));
+    if (options.replicated || (i == 0 && window.intra > 0)) add(maker.publish_intra(units[i]));
   }
   for (const core::BatchIndex batch : left) add(Maker::finish_update(batch));
   return operations;

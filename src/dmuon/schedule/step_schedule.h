@@ -58,7 +58,7 @@ PassSchedule build_pass_schedule(const Layout& layout, const Batches& batches, c
 /// 2. Update all batches, in the order in which the next forward needs their units.
 /// 3. For each unit in forward order: wait for the batches that complete this rank's part; send
 ///    stage 1, and stage 2 of the first unit. Without node copies for the first `lookahead` units
-///    alone; with `lookahead` 0 for none.
+///    alone; with `lookahead` 0 for none. Of replicated weights send both stages of all units.
 /// 4. Wait for the other batches.
 ///
 /// With StepOptions::late_updates compute waits for no batch here; Resolver::finish_update() does.
