@@ -274,6 +274,21 @@ def test_peft_lora(tmp_path):
     assert_equal_to_reference(initial, expected, weights_of_plain(got), BOUND)
 
 
+def test_in_place_of_ddp(tmp_path):
+    losses = run_in_fp32(tmp_path, "in_place_of_ddp", "--out", "weights.pt", nodes=2)
+    module = recipe("in_place_of_ddp")
+    assert_falls(losses, module.NUM_STEPS)
+
+    def loss(step: int) -> torch.Tensor:
+        tokens = of_all_ranks(module, step)
+        return model(input_ids=tokens, labels=tokens).loss
+
+    model = module.make_model()
+    is_matrix = re.compile(r"model\.layers\.\d+\..*_proj\.weight").fullmatch
+    initial, expected = reference(module, model, lambda name: bool(is_matrix(name)), loss, module.NUM_STEPS)
+    assert_equal_to_reference(initial, expected, torch.load(tmp_path / "weights.pt"), BOUND)
+
+
 def test_pipeline(tmp_path):
     losses = run_in_fp32(tmp_path, "pipeline", "--out", "stages")
     module = recipe("pipeline")
