@@ -80,6 +80,7 @@ bench: build ## step times on 1 x 4 and 2 x 2 ranks, and of pi0's shape; step() 
 	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 1x4 --json out/bench/1x4.json $(ARGS)
 	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 2x2 --json out/bench/2x2.json $(ARGS)
 	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 2x2 --towers 2 --json out/bench/pi0.json $(ARGS)
+	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 1x4 --optim ddp,replicated --json out/bench/ddp.json $(ARGS)
 	@$(ENV) python bench/step_host_time.py
 	@$(ENV) python bench/step_host_time.py --matrices 64 --shape 64x512 --rounds 15 --steps 3
 
@@ -114,6 +115,8 @@ bench-cluster: build ## step times and ablations on emulated nodes with limited 
 	  tools/cluster --nodes $$1 --ranks 2 --rate $$2 -- bench/$$3.py --mesh $$1x2 --rounds $(ROUNDS) \
 	    --json out/bench/$$3-$$1x2-$$2.json $(ARGS) || exit $$(($$? == 77 ? 0 : 1)); \
 	done
+	@$(ENV) tools/cluster --nodes 2 --ranks 2 --rate 1gbit -- bench/train_step.py --mesh 2x2 --optim ddp,replicated \
+	  --rounds $(ROUNDS) --json out/bench/ddp-2x2-1gbit.json || exit $$(($$? == 77 ? 0 : 1))
 
 bench-simulate: build ## predicted beside measured steps: 1 x 4 on loopback, and on emulated nodes as bench-cluster (ROUNDS=)
 	@tools/setup cluster

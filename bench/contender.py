@@ -1,4 +1,4 @@
-"""One GPT, wrapped and optimised one way: AdamW, Muon-AG or dmuon, with a timed training step."""
+"""One GPT, wrapped and optimised one way, with a timed training step."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.gpt import GPT, GPTConfig, Towers, multiplies_bf16
@@ -30,7 +31,8 @@ from bench.text import Text
 T = TypeVar("T")
 
 NAMES = ("adamw", "muon_ag", "dmuon")
-LABELS = {"adamw": "AdamW", "muon_ag": "Muon-AG", "dmuon": "dmuon"}
+# "ddp" is AdamW under DistributedDataParallel, "replicated" is dmuon in its place; both without fully_shard.
+LABELS = {"adamw": "AdamW", "muon_ag": "Muon-AG", "dmuon": "dmuon", "ddp": "DDP", "replicated": "replicated"}
 
 
 def label_of(name: str) -> str:
@@ -167,14 +169,16 @@ class Contender:
     ) -> None:
         self.name, self.num_steps = name, 0
         self._text, self._cluster = text, cluster
-        # Without a mesh there is no FSDP2 to cast for us.
-        self._autocast = dtype == "bf16" and cluster.mesh is None and multiplies_bf16()
+        # Without FSDP2 nobody casts for us.
+        is_whole = cluster.mesh is None or name in ("ddp", "replicated")
+        self._autocast = dtype == "bf16" and is_whole and multiplies_bf16()
         mp_policy = MixedPrecisionPolicy()
-        if dtype == "bf16" and cluster.mesh is not None:
+        if dtype == "bf16" and not is_whole:
             mp_policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         torch.manual_seed(seed)
         with cluster.device:  # where large models get their random weights faster
             self.model = (Towers if config.towers == 2 else GPT)(config)
+        self.called: nn.Module = self.model  # or what wraps it
         self.routing = ""
         self.optimizer = self._build(mp_policy, rates, dedicate or {}, configure)
         self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
@@ -191,17 +195,20 @@ class Contender:
         if self._cluster.tensor is not None:
             parallelize(model, self._cluster.tensor)
         kind, at, folder = self.name.partition("@")
-        if kind == "dmuon":
+        if kind in ("dmuon", "replicated"):
             import dmuon
 
-            dmuon.dedicate_params(model, mesh, mp_policy=mp_policy, **dedicate)  # the one line before fully_shard
-        if mesh is not None:
+            whole = {"replicated": True} if kind == "replicated" else {}
+            dmuon.dedicate_params(model, mesh, mp_policy=mp_policy, **whole, **dedicate)  # before fully_shard
+        if mesh is not None and kind not in ("ddp", "replicated"):
             # Blocks that nobody calls belong to the root's group.
             for block in () if isinstance(model, Towers) else model.blocks:
                 fully_shard(block, mesh=mesh, mp_policy=mp_policy)
             fully_shard(model, mesh=mesh, mp_policy=mp_policy)
+        if kind == "ddp":
+            self.called = DistributedDataParallel(model)
         match kind:
-            case "adamw":
+            case "adamw" | "ddp":
                 by_mesh: dict[Any, list[nn.Parameter]] = {}  # a fused kernel takes DTensors of one mesh
                 for weight in model.parameters():
                     by_mesh.setdefault(getattr(weight, "device_mesh", None), []).append(weight)
@@ -217,7 +224,7 @@ class Contender:
                 return MuonAG(
                     matrices, rest, lr=rates.muon, weight_decay=decay, adamw_lr=rates.adamw, adamw_betas=betas
                 )
-            case "dmuon":
+            case "dmuon" | "replicated":
                 if configure is not None:
                     configure(model)
                 with mock.patch.dict(os.environ, {"DMUON_CACHE_DIR": folder} if at else {}):
@@ -266,7 +273,7 @@ class Contender:
 
     def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(self._cluster.device.type, torch.bfloat16, enabled=self._autocast):
-            logits = self.model(tokens)
+            logits = self.called(tokens)
         return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 

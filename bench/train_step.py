@@ -242,11 +242,12 @@ def show_waits(label: str, row: dict[str, Any]) -> None:
         print(f"{label}, ms a step, mean over ranks: waits in {waits or '-'}; lanes busy {lanes or '-'}{hidden}")
 
 
-def show(summary: dict[str, Any]) -> None:
-    columns = f"{'step':>9}{'forward':>9}{'backward':>9}{'optim':>9}{'host':>9}  {'x AdamW':22}"
-    print(f"{'':9}{columns}{'MB sent: intra, max':>21}{'inter, max':>16}{'least: wire':>13}{'processors':>12}")
+def show(summary: dict[str, Any], base: str) -> None:
+    than = f"x {label_of(base)}"
+    columns = f"{'step':>9}{'forward':>9}{'backward':>9}{'optim':>9}{'host':>9}  {than:22}"
+    print(f"{'':10}{columns}{'MB sent: intra, max':>21}{'inter, max':>16}{'least: wire':>13}{'processors':>12}")
     for name, row in summary.items():
-        ratio = str(Ratio(**row["ratio_to_adamw"])) if "ratio_to_adamw" in row and name != "adamw" else ""
+        ratio = "" if name == base else str(Ratio(**row[f"ratio_to_{base}"]))
         intra, intra_max, inter, inter_max = (
             row[f"sent_{kind}_bytes{which}"] / 1e6 for kind in ("intra", "inter") for which in ("", "_max")
         )
@@ -254,13 +255,13 @@ def show(summary: dict[str, Any]) -> None:
         wire = "" if row["wire_ms"] is None else f"{row['wire_ms']:.1f}"
         least = f"{wire:>13}{row['processors_ms']:12.1f}"
         print(
-            f"{label_of(name):9}"
+            f"{label_of(name):10}"
             + "".join(f"{row[f'{part}_ms']:9.1f}" for part in PARTS)
             + f"  {ratio:22}{sent}{least}"
         )
     for name, row in summary.items():
-        if "above_adamw_ms" in row and name != "adamw":
-            show_above(label_of(name), "AdamW", row["above_adamw_ms"])
+        if name != base:
+            show_above(label_of(name), label_of(base), row[f"above_{base}_ms"])
     for name, row in summary.items():
         show_waits(label_of(name), row)
         if row["stats"]:
@@ -272,7 +273,9 @@ def show(summary: dict[str, Any]) -> None:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument(
-        "--optim", default=",".join(NAMES), help="comma-separated, of: %(default)s, dmuon@FOLDER (see label_of)"
+        "--optim",
+        default=",".join(NAMES),
+        help="comma-separated, of: %(default)s, ddp, replicated, dmuon@FOLDER (see label_of); ratios are to the first",
     )
     options = parser.parse_args()
     setting, facts = prepare(options)
@@ -280,11 +283,13 @@ def main() -> None:
     if setting.cluster.rank == 0:
         print("\n".join(f"{key}: {value}" for key, value in facts.items()), flush=True)
     contenders = {name: setting.contender(name) for name in options.optim.split(",")}
-    summary = summarise(measure(contenders, options, setting.cluster), 1 + options.steps)
+    base = next(iter(contenders))
+    summary = summarise(measure(contenders, options, setting.cluster), 1 + options.steps, base)
     if setting.cluster.rank == 0:
-        show(summary)
-    if "dmuon" in contenders:
-        show_profile(contenders["dmuon"], options, setting.cluster)
+        show(summary, base)
+    profiled = next((contenders[name] for name in ("dmuon", "replicated") if name in contenders), None)
+    if profiled is not None:
+        show_profile(profiled, options, setting.cluster)
     conclude(options, setting.cluster, {**facts, "optimizers": summary})
 
 

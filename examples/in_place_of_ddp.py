@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import dmuon
 
 VOCABULARY, LENGTH, BATCH_SIZE, NUM_STEPS, NUM_MICRO_STEPS = 64, 17, 8, 40, 2  # the batch of a rank
-LR, WEIGHT_DECAY, MAX_NORM = 1e-2, 0.1, 1.0
+LR, ADAMW_LR, WEIGHT_DECAY, MAX_NORM = 2e-2, 3e-3, 0.1, 1.0
 
 
 def sentences(step: int, rank: int, num_ranks: int) -> torch.Tensor:
@@ -47,7 +47,7 @@ def main() -> None:
     mesh = init_device_mesh(device, (num_ranks,))
     model = make_model().to(device)
     dmuon.dedicate_params(model, mesh, replicated=True)  # instead of model = DistributedDataParallel(model)
-    optimizer = dmuon.Muon(model, lr=LR, weight_decay=WEIGHT_DECAY)
+    optimizer = dmuon.Muon(model, lr=LR, adamw_lr=ADAMW_LR, weight_decay=WEIGHT_DECAY)
 
     for step in range(NUM_STEPS):
         parts = sentences(step, rank, num_ranks).to(device).chunk(NUM_MICRO_STEPS)
