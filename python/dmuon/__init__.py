@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dmuon import rules as rules
     from dmuon._inspecting.full_params import full_params as full_params
     from dmuon._inspecting.iter_full_params import iter_full_params as iter_full_params
     from dmuon._inspecting.profile import Profile as Profile
@@ -68,7 +69,7 @@ _HOMES = {
     "_simulating.simulation": ("Simulation",),
     "views": ("View",),
 }
-__all__ = ["views", *(name for names in _HOMES.values() for name in names)]
+__all__ = ["rules", "views", *(name for names in _HOMES.values() for name in names)]
 
 
 if "torch" in sys.modules:  # else the engine's first use imports both
@@ -83,8 +84,8 @@ if not TYPE_CHECKING:  # a type checker shall know the names above and no others
             from dmuon import _built_for  # noqa: F401  (refuses another torch)
 
             return importlib.import_module("dmuon._C")
-        if name == "views":
-            return importlib.import_module("dmuon.views")
+        if name in ("rules", "views"):
+            return importlib.import_module(f"dmuon.{name}")
         for home, names in _HOMES.items():
             if name in names:
                 value = globals()[name] = getattr(importlib.import_module(f"dmuon.{home}"), name)

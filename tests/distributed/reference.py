@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn as nn
@@ -38,6 +38,9 @@ def newton_schulz(x: torch.Tensor, rows: list[tuple[float, float, float]]) -> to
 class ReferenceMuon:
     """Muon for the named parameters, torch.optim.AdamW for the others."""
 
+    # By name: changes a matrix by its orthogonalised update, with its own state and hyperparameters.
+    users: ClassVar[dict[str, Callable[[torch.Tensor, torch.Tensor, dict[str, Any], dict[str, Any]], None]]] = {}
+
     def __init__(
         self,
         model: nn.Module,
@@ -62,6 +65,7 @@ class ReferenceMuon:
         self.rule, self.beta2, self.cautious_weight_decay = rule, beta2, cautious_weight_decay
         self.adjust_lr_fn = adjust_lr_fn
         self.moments: dict[tuple[str, int], torch.Tensor] = {}  # of each matrix, for rules that have one
+        self.users_states: dict[tuple[str, int], dict[str, Any]] = {}
         self.buffers = {name: torch.zeros_like(p) for name, p in self.matrices.items()}
         self.lr, self.weight_decay, self.momentum, self.nesterov, self.rows = (
             lr,
@@ -90,10 +94,14 @@ class ReferenceMuon:
     def _update(self, matrix: torch.Tensor, gradient: torch.Tensor, buffer: torch.Tensor, of: dict[str, Any]) -> None:
         buffer += (1 - of["momentum"]) * (gradient - buffer)
         update = gradient + of["momentum"] * (buffer - gradient) if of["nesterov"] else buffer
-        change = self._changed(newton_schulz(update.sign() if self.rule == "adamuon" else update, of["rows"]), of)
+        orthogonal = newton_schulz(update.sign() if self.rule == "adamuon" else update, of["rows"])
         lr, (m, n) = of["lr"], matrix.shape
-        decayed = matrix * (matrix * change >= 0) if of["cautious_weight_decay"] else matrix
         ratio = math.sqrt(max(1.0, m / n)) if self.adjust_lr_fn == "original" else 0.2 * math.sqrt(max(m, n))
+        if self.rule in self.users:
+            state = self.users_states.setdefault(of["key"], {})
+            return self.users[self.rule](matrix, orthogonal, state, {**of, "adjusted_lr": lr * ratio})
+        change = self._changed(orthogonal, of)
+        decayed = matrix * (matrix * change >= 0) if of["cautious_weight_decay"] else matrix
         matrix.copy_(matrix - lr * of["weight_decay"] * decayed - lr * ratio * change)
 
     def _changed(self, orthogonal: torch.Tensor, of: dict[str, Any]) -> torch.Tensor:

@@ -11,6 +11,7 @@
 #include "dmuon/core/error.h"
 #include "dmuon/optim/rules/make_rule.h"
 #include "dmuon/optim/rules/muon.h"
+#include "dmuon/optim/rules/user_rule.h"
 #include "dmuon/plan/state_bytes.h"
 #include "tests/newton_schulz/every_backend.h"
 
@@ -129,20 +130,30 @@ TEST(Muon, KeepsAMomentumOfTheMatrixsSizes) {
 }
 
 // A plan knows no tensor, so it has the bytes by itself.
-TEST(MakeRule, KnowsThePlansRulesWhoseBytesItsStatesHave) {
-  for (const std::string& name : plan::rule_names()) {
-    const auto rule = make_rule(name, {});
-    for (const layout::View& view :
-         {layout::View{1, 6, 10}, {4, 6, 10}, {3, 6, 10, 2}, {2, 6, 10, 5, true}}) {
-      std::int64_t values = 2 * view.num_elements();  // master and gradient
-      for (const State& state : rule->states()) {
-        const Sizes sizes = state.sizes_of(view);
-        values += view.num_matrices * sizes[0] * sizes[1];
-      }
-      const layout::Parameter parameter{"weight", view};
-      EXPECT_EQ(plan::state_bytes(parameter.shape(), name), 4 * values) << name;
+void expect_bytes_of_a_plan(const Rule& rule, const std::string& name) {
+  for (const layout::View& view :
+       {layout::View{1, 6, 10}, {4, 6, 10}, {3, 6, 10, 2}, {2, 6, 10, 5, true}}) {
+    std::int64_t values = 2 * view.num_elements();  // master and gradient
+    for (const State& state : rule.states()) {
+      const Sizes sizes = state.sizes_of(view);
+      values += view.num_matrices * sizes[0] * sizes[1];
     }
+    const layout::Parameter parameter{"weight", view};
+    EXPECT_EQ(plan::state_bytes(parameter.shape(), name), 4 * values) << name;
   }
+}
+
+TEST(MakeRule, KnowsThePlansRulesWhoseBytesItsStatesHave) {
+  for (const std::string& name : plan::rule_names())
+    expect_bytes_of_a_plan(*make_rule(name, {}), name);
+}
+
+TEST(UserRule, HasTheBytesThatAPlanReadsFromItsName) {
+  UserFunction function{"mine", {}, false, {}};
+  function.states = {user_state("a", 1, 1), user_state("b", std::nullopt, 2),
+                     user_state("c", 3, std::nullopt), user_state("d", std::nullopt, std::nullopt)};
+  expect_bytes_of_a_plan(UserRule({}, std::make_shared<UserFunction>(function)),
+                         "mine[1 x 1, rows x 2, 3 x cols, rows x cols]");
 }
 
 TEST(MakeRule, RefusesAnotherNameWithTheKnownOnes) {

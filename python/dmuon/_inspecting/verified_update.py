@@ -11,6 +11,7 @@ import torch
 from dmuon import _C, _plan
 from dmuon._running.muon import Muon
 from dmuon._running.runtime import Runtime
+from dmuon._setup import user_rules
 from dmuon._setup.hyperparameters import native_group, resolved_coefficients, rule_of
 
 PIECE = 1 << 20  # elements to compare, or to draw, at once
@@ -43,11 +44,12 @@ def plain_muon_update(
     gradient: torch.Tensor,
     group: dict[str, Any],
     rows: Sequence[Sequence[float]],
-    moment: torch.Tensor | None = None,
+    states: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
     """Computes Muon's change of one fp32 weight straight from the formulas: no batches, no symmetry, no owner.
 
-    Shares only the hyperparameters with the engine. `moment` is the rule's second moment.
+    Shares only the hyperparameters with the engine, and the function of a user's rule. `states` are the rule's, beside
+    the momentum.
     """
     mu, lr, eps = (max(float(group[key]), 0.0) for key in ("momentum", "lr", "eps"))
     momentum = momentum + (1 - mu) * (gradient - momentum)
@@ -61,13 +63,19 @@ def plain_muon_update(
         x = a * x + (b * gram + c * gram @ gram) @ x
     x = x.T if tall else x
     m, n = weight.shape
-    if moment is not None:
-        x = _changed(x, moment, group)
     ratio = {
         "original": math.sqrt(max(1.0, m / n)),
         "match_rms_adamw": 0.2 * math.sqrt(max(m, n)),
         "spectral_unclamped": math.sqrt(m / n),
     }[str(group["adjust_lr_fn"] or "original")]
+    if user_rules.is_users(rule_of(group)):
+        numbers = {"lr": lr, "adjusted_lr": lr * ratio, **{key: float(group[key]) for key in ("weight_decay", "beta2")}}
+        copies = [state.clone() for state in states]
+        x, moves_weights = user_rules.change_of(rule_of(group), x.clone(), weight.clone(), copies, numbers)
+        if moves_weights:
+            return x - weight
+    elif states:
+        x = _changed(x, states[0], group)
     decay = lr * float(group["weight_decay"]) * weight
     if group.get("cautious_weight_decay", False):
         decay = decay * (weight * x >= 0)
@@ -94,8 +102,8 @@ def update_differences(runtime: Runtime, opt: Muon) -> Differences:
     for leaf, group, item, tensors in changes(runtime, opt):
         rows = resolved_coefficients(group["ns_coefficients"], group["ns_steps"])
         for change, *operands, slope in zip(*(_matrices_of(part, item) for part in tensors), strict=True):
-            old, moved, *moments = operands
-            expected = plain_muon_update(old, moved, slope, group, rows, *moments)
+            old, moved, *states = operands
+            expected = plain_muon_update(old, moved, slope, group, rows, states)
             found = relative(zip(pieces(change), pieces(expected), strict=True))
             differences[leaf] = max(differences.get(leaf, 0.0), found)
     return differences

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 
 import torch
 import torch.nn as nn
@@ -106,7 +107,10 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
     with torch.no_grad():
         publication = _worst(runtime, _publication_differences(runtime))
         routing = _worst(runtime, _routing_differences(runtime))
-        update = _worst(runtime, update_differences(runtime, opt))
+        # A user's rule may raise at one owner. Under tensor parallelism, which has none, ranks wait for slices.
+        with agreement(runtime.ranks, "verify") if runtime.ranks.tensor_parallel == 1 else nullcontext():
+            differences = update_differences(runtime, opt)
+        update = _worst(runtime, differences)
     for index in range(len(runtime.leaves)):
         runtime.engine.clear_gradient(index)
         runtime.placeholders[index].grad = None

@@ -16,6 +16,7 @@ from dmuon import _C, _plan
 from dmuon._planning.costs import measured_costs, model_of
 from dmuon._planning.inventory import inventory_of, routed
 from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, Plan, decide, from_file, reserve_bytes, sizes_of
+from dmuon._setup import user_rules
 from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of, plain_module
 from dmuon._setup.hyperparameters import RULE, Tuned, rule_of
@@ -112,7 +113,7 @@ def plan_on(
     late = _plan.updates_late(options.on_cpu, mesh[0])
     options.late_updates = late if late_updates is None else late_updates
     options.reserve_bytes = reserve_bytes(options.on_cpu)
-    options.rule = rule
+    options.rule = user_rules.in_plans(rule)
     options.validate(function)
     return decide(items, on, strategy, table, options)
 
@@ -162,7 +163,7 @@ def make_plan(
     if needs_costs and planning.costs == "measured":
         shapes = Counter(sizes_of(item) for item in costed)
         compute_dtypes = {shape: compute for shape, (compute, _) in dtypes.items()}
-        table = measured_costs(ranks, shapes, muon, compute_dtypes, device, tuned)
+        table = measured_costs(ranks, shapes, _costed(muon), compute_dtypes, device, tuned)
 
     def plan_here() -> str:
         if planning.plan is not None:
@@ -178,7 +179,7 @@ def make_plan(
         options.gradient_bytes = max((reduced.itemsize for _, reduced in dtypes.values()), default=4)
         options.ns_bytes = (muon["ns_dtype"] or _C.default_ns_dtype(device)).itemsize
         options.ns_steps, options.on_cpu = muon["ns_steps"], device.type == "cpu"
-        options.rule = rule_of(muon)
+        options.rule = user_rules.in_plans(rule_of(muon))
         options.reserve_bytes = reserve_bytes(options.on_cpu)
         return decide(items, mesh, planning.strategy, found, options).to_json()
 
@@ -190,6 +191,12 @@ def make_plan(
             _require_within(planning, result, device)
         facts.append(f"plan hash {result.native.hash()}")
     return result
+
+
+def _costed(muon: dict[str, Any]) -> dict[str, Any]:
+    """Returns the group whose times are measured. A user's rule is not called before training: Muon's times count."""
+    is_users = user_rules.is_users(rule_of(muon))
+    return {key: value for key, value in muon.items() if not is_users or key not in ("rule", "beta2")}
 
 
 def _require_within(planning: Planning, loaded: Plan, device: torch.device) -> None:

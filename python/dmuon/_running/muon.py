@@ -106,8 +106,9 @@ class Muon(torch.optim.Optimizer):
                 it, else float32.
             rule: how the orthogonalised update moves weights. "muon"; or "normuon": divided by a second moment of each
                 neuron (a row of an [out, in] matrix), then scaled to the norm that it had; or "adamuon": that of the
-                direction's signs, divided by a second moment of each element. All matrices have one rule.
-            beta2: factor of the exponential mean of squares, for rules with a second moment.
+                direction's signs, divided by a second moment of each element; or a name given to
+                `dmuon.rules.register`. All matrices have one rule.
+            beta2: factor of the exponential mean of squares, for rules with a second moment. A user's rule reads it.
             cautious_weight_decay: True to decay only elements whose weight has the sign of its update, which is
                 subtracted.
             adamw_lr: AdamW's learning rate. None means `lr` with "match_rms_adamw", else 3e-4.

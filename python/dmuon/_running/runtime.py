@@ -23,6 +23,7 @@ from dmuon._running.step_agreement import StepAgreement
 from dmuon._running.unit_weights import UnitWeights
 from dmuon._running.weight import Weight
 from dmuon._saving.owned_shards import MASTER, OwnedShards
+from dmuon._setup import user_rules
 from dmuon._setup.checksum import checksum
 from dmuon._setup.dedication import Dedication, dedication_of
 from dmuon._setup.groups import engine_groups
@@ -80,7 +81,7 @@ class Runtime:
         self.step_agreement.show_placeholders = self.show_placeholders
         self.step_agreement.copies = Copies(self.leaves, self.parts, self.ranks, device)
         self.graphs = batch_graphs()
-        states = _C.add_states(self.engine, rule, tuned.memo_words(device))
+        states = _C.add_states(self.engine, user_rules.native(rule), tuned.memo_words(device))
         self.placeholders = self._make_placeholders(dedication.meta_start)
         self._cast: list[Place] = []  # places of leaves whose compute dtype is another
         self.weights = [self._bind(index, dedication.mp_policy) for index in range(len(units))]

@@ -25,6 +25,7 @@ from dmuon._running.graphs import wants_graphs
 from dmuon._running.hooks import add_hooks
 from dmuon._running.model_state import ModelState
 from dmuon._running.runtime import Runtime, find_runtime
+from dmuon._setup import user_rules
 from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import Dedication, end_setup
 from dmuon._setup.groups import process_groups, slots_group
@@ -64,6 +65,7 @@ def agreed_setup(
         for group in (given.muon, given.adamw):
             check_group(group)
             facts.append(f"{settings_of(group)}")
+        facts.append(user_rules.fact(rule_of(given.muon)))
         _require_whole_matrices(given.muon, dedication)
         check_parameters(model, dedication, facts)
         check_host_parameters(model, dedication)
@@ -136,8 +138,8 @@ def _require_whole_matrices(muon: dict[str, Any], dedication: Dedication) -> Non
     size, rule = dedication.ranks.tensor_parallel, rule_of(muon)
     if rule != RULE and size > 1:
         raise ValueError(
-            f"Muon: rule: expected '{RULE}' for a model under tensor parallelism, got '{rule}', which needs norms of "
-            f"whole matrices: each of {size} ranks has a slice."
+            f"Muon: rule: expected '{RULE}' for a model under tensor parallelism, got '{rule}', which needs whole "
+            f"matrices: each of {size} ranks has a slice."
         )
 
 

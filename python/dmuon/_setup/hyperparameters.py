@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dmuon import _C, _plan
+from dmuon._setup import user_rules
 from dmuon._setup.shown import shown
 
 NsCoefficients = str | Sequence[float] | Sequence[Sequence[float]]
@@ -133,7 +134,7 @@ def native_group(group: dict[str, Any], device: torch.device, tuned: Tuned | Non
         adjust_lr_fn=group["adjust_lr_fn"] or "original",
         ns_dtype=ns_dtype,
         choices=choices,
-        rule=rule_of(group),
+        rule=user_rules.native(rule_of(group)),
         beta2=float(group.get("beta2", 0.0)),
         cautious_weight_decay=bool(group.get("cautious_weight_decay", False)),
     )
@@ -200,8 +201,8 @@ def check_group(group: dict[str, Any], where: str = "", first_lr: Any = 0.0) -> 
         for beta in betas:
             _number(f"{prefix}betas", beta, 1)
         return
-    if rule_of(group) not in _plan.rule_names():
-        raise ValueError(f"{prefix}rule: expected one of {_plan.rule_names()}, got {shown(group['rule'])}")
+    if rule_of(group) not in (known := user_rules.all_names()):
+        raise ValueError(f"{prefix}rule: expected one of {known}, got {shown(group['rule'])}")
     for name in ("momentum", *of_rule):
         _number(f"{prefix}{name}", group[name], 1)
     steps = group["ns_steps"]

@@ -173,10 +173,25 @@ void init_profile(py::module_& module) {
       .def("stop", &engine::Profile::stop, no_gil);
 }
 
+// The destructor waits for updates that are at work. A user's rule in one needs the GIL.
+std::shared_ptr<Engine> freed_without_gil(std::shared_ptr<Engine> made) {
+  Engine* const engine = made.get();
+  return {engine, [made = std::move(made)](Engine* /*engine*/) mutable {
+            if (PyGILState_Check() == 0) return made.reset();
+            const py::gil_scoped_release no_gil;
+            made.reset();
+          }};
+}
+
 void add_construction(EngineClass& engine) {
   const NoGil no_gil;
   engine
-      .def(py::init(&Engine::make), py::arg("options"), py::arg("mesh"), py::arg("plan"),
+      .def(py::init([](const engine::EngineOptions& options, const SharedMesh& mesh,
+                       const plan::Plan& plan, const std::vector<UnitSpec>& units,
+                       const layout::LeafSizes& sizes, const layout::Cuts& cuts) {
+             return freed_without_gil(Engine::make(options, mesh, plan, units, sizes, cuts));
+           }),
+           py::arg("options"), py::arg("mesh"), py::arg("plan"),
            py::arg("units"), py::arg("sizes"), py::arg("cuts"))
       .def("leaves", &Engine::leaves)
       .def(

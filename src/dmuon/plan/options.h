@@ -27,7 +27,7 @@ struct PlanOptions : schedule::StepOptions {
   int ns_bytes = 2;                     ///< of an element in Newton-Schulz
   int ns_steps = flops::kDefaultSteps;  ///< of Newton-Schulz
   bool on_cpu = false;                  ///< ranks are CPUs, which gloo connects
-  std::string rule = "muon";            ///< of update, one of rule_names()
+  std::string rule = "muon";            ///< of update, as require_rule (state_bytes.h) has it
 
   bool operator==(const PlanOptions&) const = default;
 };

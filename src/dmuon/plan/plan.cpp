@@ -8,7 +8,6 @@
 #include "dmuon/balance/solve.h"
 #include "dmuon/core/error.h"
 #include "dmuon/core/hash.h"
-#include "dmuon/core/named.h"
 #include "dmuon/plan/column_parts.h"
 #include "dmuon/plan/division.h"
 #include "dmuon/plan/placement.h"
@@ -146,7 +145,7 @@ void validate(const PlanOptions& options, std::string_view function) {
                     options.ns_steps <= kMostNsSteps,
                 function, ": ns_bytes must be in [1, 8] and ns_steps in [0, ", kMostNsSteps,
                 "]; got ", options.ns_bytes, " and ", options.ns_steps);
-  core::named(rule_names(), options.rule, core::message(function, ": rule: expected"));
+  require_rule(options.rule, core::message(function, ": rule: expected"));
 }
 
 Nanoseconds Plan::makespan_ns() const {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,7 +20,8 @@ struct State {
   std::string name;  ///< in wire::Owned and in checkpoints
   /// Returns the rows and columns of the state of one rows x cols matrix. `transposed` is as in
   /// Piece.
-  std::array<std::int64_t, 2> (*sizes)(std::int64_t rows, std::int64_t cols, bool transposed);
+  std::function<std::array<std::int64_t, 2>(std::int64_t rows, std::int64_t cols, bool transposed)>
+      sizes;
 
   /// Returns the sizes of the state of one stored matrix, [rows', cols']. If blocks of columns are
   /// orthogonalised apart, their states lie side by side as the blocks do.

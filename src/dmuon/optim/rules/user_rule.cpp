@@ -1,0 +1,107 @@
+#include "dmuon/optim/rules/user_rule.h"
+
+#include <ATen/ops/where.h>
+
+#include <cstddef>
+#include <exception>
+#include <utility>
+
+#include "dmuon/core/error.h"
+
+namespace dmuon::optim {
+namespace {
+
+using at::Tensor;
+
+// Views of each matrix in [..., rows, cols], as [out, in].
+std::vector<Tensor> matrices_of(const Tensor& all, bool transposed) {
+  if (all.dim() == 2) return {transposed ? all.mT() : all};
+  std::vector<Tensor> matrices;
+  for (const Tensor& part : all.unbind()) {
+    for (Tensor& matrix : matrices_of(part, transposed)) matrices.push_back(std::move(matrix));
+  }
+  return matrices;
+}
+
+Tensor copy_of(const Tensor& matrix) { return matrix.clone(at::MemoryFormat::Contiguous); }
+
+void check(const std::string& rule, const std::string& what, const Tensor& got,
+           const Tensor& expected) {
+  const bool fits = got.defined() && got.layout() == at::kStrided &&
+                    got.scalar_type() == at::kFloat && got.sizes() == expected.sizes() &&
+                    got.device() == expected.device();
+  if (fits) return;
+  if (!got.defined()) core::refuse("Muon.step: rule '", rule, "': ", what, ": expected a tensor");
+  core::refuse("Muon.step: rule '", rule, "': ", what, ": expected Float ", expected.sizes(), " on ",
+               expected.device(), ", got ", toString(got.scalar_type()), " ", got.sizes(), " on ",
+               got.device());
+}
+
+}  // namespace
+
+State user_state(std::string name, std::optional<std::int64_t> rows,
+                 std::optional<std::int64_t> cols) {
+  const auto sizes = [rows, cols](std::int64_t stored_rows, std::int64_t stored_cols,
+                                  bool transposed) -> std::array<std::int64_t, 2> {
+    if (transposed) return {cols.value_or(stored_rows), rows.value_or(stored_cols)};
+    return {rows.value_or(stored_rows), cols.value_or(stored_cols)};
+  };
+  return {std::move(name), sizes};
+}
+
+UserRule::UserRule(const MuonOptions& options, std::shared_ptr<const UserFunction> function)
+    : ChangedMuon(options), function_(std::move(function)), states_(Muon::states()) {
+  core::require(!function_->moves_weights || !options.cautious_weight_decay,
+                "Muon: cautious_weight_decay: expected False with the rule '", function_->name,
+                "', which moves the weights itself, got True");
+  states_.insert(states_.end(), function_->states.begin(), function_->states.end());
+}
+
+UserResult UserRule::called(const UserMatrix& matrix) const {
+  const std::string& name = function_->name;
+  UserResult result;
+  try {
+    result = function_->call(matrix);
+  } catch (const std::exception& error) {
+    core::refuse("Muon.step: rule '", name, "': ", error.what());
+  }
+  check(name, function_->moves_weights ? "new weights" : "changed update", result.matrix,
+        matrix.weights);
+  core::invariant(result.states.size() == matrix.states.size(), "UserRule: ", name, ": states");
+  for (std::size_t i = 0; i < matrix.states.size(); ++i)
+    check(name, "state '" + function_->states[i].name + "'", result.states[i], matrix.states[i]);
+  return result;
+}
+
+void UserRule::apply(const Piece& piece, const Orthogonalised& orthogonalised) const {
+  // What the product has computed may be of 16 bits, or have padding.
+  const Tensor update = orthogonalised.computed(piece.weights.sizes()).to(at::kFloat);
+  const auto matrices = [&](const Tensor& all) { return matrices_of(all, piece.transposed); };
+  const std::vector<Tensor> updates = matrices(update);
+  const std::vector<Tensor> weights = matrices(piece.weights);
+  std::vector<std::vector<Tensor>> states;
+  for (std::size_t k = 1; k < piece.states.size(); ++k) states.push_back(matrices(piece.states[k]));
+  for (std::size_t i = 0; i < updates.size(); ++i) {
+    UserMatrix matrix{copy_of(updates[i]),
+                      copy_of(weights[i]),
+                      {},
+                      options().lr,
+                      adjust_lr(options().adjust_lr, options().lr, weights[i].size(0),
+                                weights[i].size(1)),
+                      options().weight_decay,
+                      options().beta2};
+    for (const std::vector<Tensor>& of : states) matrix.states.push_back(copy_of(of[i]));
+    const UserResult result = called(matrix);
+    const auto put = [&](const Tensor& into, const Tensor& value) {
+      into.copy_(at::where(piece.applies, value, into));
+    };
+    for (std::size_t k = 0; k < states.size(); ++k) put(states[k][i], result.states[k]);
+    if (function_->moves_weights)
+      put(weights[i], result.matrix);
+    else
+      updates[i].copy_(result.matrix);
+  }
+  if (!function_->moves_weights) move_weights(piece, *orthogonalised.elementwise, update);
+}
+
+}  // namespace dmuon::optim

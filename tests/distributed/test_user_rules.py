@@ -1,0 +1,227 @@
+"""A rule in Python of the user's ends with the weights of one process, whose formulas are written by themselves."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import test_rules
+import torch
+import users_rules
+from checkpoints import assert_near, unlike
+from models import batch, loss_of, make_gpt, part, weights_of_plain
+from pool import RankPool
+from refusals import REFUSED, Refusals, dedicated, expect_refusal
+from scenario import Session, assert_equal_to_reference, check
+from test_rules import MESHES, ids, reference_of
+from training import AHEAD, KEPT, dedicate, place_of, shard, weights_of
+
+import dmuon
+
+RULES: list[dict[str, Any]] = [
+    {"rule": "muonh"},
+    {"rule": "uneven", "beta2": 0.7},
+    {"rule": "uneven", "cautious_weight_decay": True},
+]
+
+
+def trained(s: Session, **muon: Any) -> None:
+    test_rules.trained(s, **muon)
+
+
+def trained_mixture(mesh: Any, **options: Any) -> dict[str, Any]:
+    return test_rules.trained_mixture(mesh, **options)
+
+
+def save(mesh: Any, **options: Any) -> Any:
+    return test_rules.save(mesh, **options)
+
+
+def resume(mesh: Any, **options: Any) -> Any:
+    return test_rules.resume(mesh, **options)
+
+
+@pytest.mark.parametrize("options", RULES, ids=ids)
+@pytest.mark.parametrize(("mesh", "schedule"), [*MESHES, ((1,), KEPT)])
+def test_weights_equal_a_single_process(ranks, mesh, schedule, options):
+    check(ranks, trained, mesh, schedule=schedule, **options)
+
+
+# Clipping, accumulation, a gradient that is not finite, save and load, dmuon.verify.
+@pytest.mark.parametrize("options", RULES, ids=ids)
+@pytest.mark.parametrize(("mesh", "schedule"), MESHES)
+def test_each_matrix_of_a_parameter_has_its_rule(ranks, mesh, schedule, options):
+    reference = reference_of(options)
+    for got in ranks.run(trained_mixture, mesh, schedule=schedule, **options):
+        assert_equal_to_reference(*reference, got["weights"][1])
+        assert got["skipped"] == ([], 1)
+        assert got["loaded"] == (True, [])
+        assert got["verified"] == ""
+        assert got["bytes"][0] == got["bytes"][1]
+
+
+@pytest.mark.parametrize("options", RULES[:2], ids=ids)
+@pytest.mark.parametrize(("mesh", "schedule"), MESHES)
+def test_in_bf16_each_matrix_has_its_rule(ranks, mesh, schedule, options):
+    initial, expected = reference_of(options)
+    for got in ranks.run(trained_mixture, mesh, schedule=schedule, dtype=torch.bfloat16, **options):
+        begin, end = (
+            {name: w.float() for name, w in weights.items() if test_rules.matrices_of(name)}
+            for weights in got["weights"]
+        )
+        moved = {name: initial[name] + end[name] - begin[name] for name in end}
+        assert_equal_to_reference(initial, {name: expected[name] for name in moved}, moved, 0.3)
+        assert got["skipped"] == ([], 1) and got["loaded"] == (True, []) and got["verified"] == ""
+
+
+@pytest.mark.parametrize("options", RULES[:2], ids=ids)
+@pytest.mark.parametrize(("saved_on", "mesh"), [((1, 4), (2, 2)), ((2, 2), (3,)), ((1,), (4, 1))])
+def test_training_goes_on_from_a_checkpoint_of_another_mesh(ranks, saved_on, mesh, options, tmp_path):
+    saved, expected, _ = ranks.run(save, saved_on, directory=str(tmp_path), **options)[0]
+    assert any("radius" in name or "largest" in name for name in saved)
+    for at_begin, at_end in ranks.run(resume, mesh, directory=str(tmp_path), **options):
+        assert unlike(at_begin, saved) == []
+        assert_near(at_end, expected, saved)
+
+
+def norms_of_matrices(mesh: Any) -> list[tuple[float, float]]:
+    model = make_gpt(depth=1)
+    before = weights_of_plain(model)
+    dedicate(model, mesh, AHEAD)
+    shard(model, mesh)
+    opt = dmuon.Muon(model, lr=0.1, rule="muonh")
+    for step in range(2):
+        loss_of(model, part(batch(step), *place_of(mesh))).backward()
+        opt.step()
+        opt.zero_grad()
+    after = weights_of(model)
+    names = [leaf.name for leaf in opt._runtime.leaves]
+    assert all(not torch.equal(before[name], after[name]) for name in names)
+    return [(float(before[name].norm()), float(after[name].norm())) for name in names]
+
+
+def test_a_step_on_the_sphere_keeps_each_matrixs_norm(ranks):
+    for pairs in ranks.run(norms_of_matrices, (2, 2)):
+        assert pairs and all(after == pytest.approx(before, rel=1e-5) for before, after in pairs)
+
+
+# ---- wrong functions ----
+
+
+def error_of_a_step(mesh: Any, rule: str, schedule: dict[str, Any]) -> str:
+    """Returns the error of the step, or of the next one where updates are late."""
+    model = make_gpt(depth=2)
+    dedicate(model, mesh, {"strategy": "rank0", **schedule})
+    shard(model, mesh)
+    opt = dmuon.Muon(model, rule=rule)
+    try:
+        for step in range(2):
+            loss_of(model, part(batch(step), *place_of(mesh))).backward()
+            opt.step()
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("no error")
+
+
+AT_ONCE = {**AHEAD, "late_updates": False}
+
+
+@pytest.mark.parametrize(
+    ("rule", "mesh", "schedule"),
+    [*((rule, (2,), AHEAD) for rule in users_rules.WRONG), ("raises", (2, 2), AHEAD), ("raises", (2, 2), AT_ONCE)],
+    ids=str,
+)
+def test_a_wrong_function_is_an_error_on_all_ranks_by_name(rule, mesh, schedule):
+    pool = RankPool(torch.Size(mesh).numel())  # whose groups are of no more use
+    messages = pool.run(error_of_a_step, mesh, rule=rule, schedule=schedule)
+    pool.close()
+    for message in messages:
+        assert "the update of 'blocks.0." in message
+        assert f"Muon.step: rule '{rule}': " in message
+        assert users_rules.WRONG[rule] in message
+
+
+def verified(mesh: Any) -> str:
+    model = dedicated(mesh)
+    opt = dmuon.Muon(model, rule="raises")
+    with pytest.raises(ValueError) as caught:
+        dmuon.verify(model, opt)
+    return str(caught.value)
+
+
+def test_verify_raises_on_all_ranks_if_the_function_does(ranks):
+    assert all("no such thing" in message for message in ranks.run(verified, (2, 2)))
+
+
+# ---- threads ----
+
+
+def freed_during_a_late_update(mesh: Any) -> bool:
+    model = make_gpt(depth=2)
+    dedicate(model, mesh, AHEAD)
+    shard(model, mesh)
+    opt = dmuon.Muon(model, rule="slow")
+    loss_of(model, part(batch(0), *place_of(mesh))).backward()
+    opt.step()
+    del opt, model
+    gc.collect()
+    return True
+
+
+def test_an_engine_is_freed_while_a_function_runs(ranks):
+    assert ranks.run(freed_during_a_late_update, (2, 2)) == [True] * 4
+
+
+# ---- what is refused ----
+
+refused = Refusals()
+
+
+def another(update, weights, state, options):
+    return update
+
+
+@refused("dmuon.rules.register: name: expected an identifier", name="not one")
+@refused("dmuon.rules.register: name: expected an identifier other than ('adam', 'adamw')", name="adamw")
+@refused("dmuon.rules.register: name: expected another name than dmuon's own", name="normuon")
+@refused("expected one that no other rule has, got 'muonh' again", name="muonh")
+@refused("state: expected identifiers other than", state={"momentum_buffer": (1, 1)})
+@refused("state: 'v': expected ('rows' or a number, 'cols' or a number)", state={"v": ("cols", 1)})
+@refused("state: 'v': expected ('rows' or a number, 'cols' or a number)", state={"v": (0, 1)})
+@refused("state: 'v': expected ('rows' or a number, 'cols' or a number)", state={"v": (1,)})
+@refused("expected one function, as after or as move; got after=function, move=function", move=another)
+@refused("expected one function, as after or as move; got after=int, move=None", after=1)
+def a_registration(mesh: Any, name: str = "another", **options: Any) -> None:
+    dmuon.rules.register(name, **{"after": another, **options})
+
+
+@refused("Muon: cautious_weight_decay: expected False with the rule 'muonh', which moves the weights itself, got True")
+def cautious_weight_decay_with_a_move(mesh: Any) -> None:
+    dmuon.Muon(dedicated(mesh), rule="muonh", cautious_weight_decay=True)
+
+
+@refused("Muon: rule: expected one of ['muon', 'normuon', 'adamuon', ", "got 'of_nobody'")
+def a_rule_of_nobody(mesh: Any) -> None:
+    dmuon.Muon(dedicated(mesh), rule="of_nobody")
+
+
+@refused("ranks differ", "rule of_rank_")
+@refused("ranks differ", "with states", name="of_ranks")
+def registrations_of_ranks(mesh: Any, name: str = "") -> None:
+    rank, _ = place_of(mesh)
+    name = name or f"of_rank_{min(rank, 1)}"
+    dmuon.rules.register(name, after=another, state={"radius": (1, 1 + min(rank, 1))})
+    dmuon.Muon(dedicated(mesh), rule=name)
+
+
+@refused("expected a group of algorithm 'muonh', got 'uneven'", of="uneven", to="muonh")
+@refused("expected a group of algorithm 'muon', got 'muonh'", of="muonh", to="muon")
+@refused("expected a group of algorithm 'uneven', got 'normuon'", of="normuon", to="uneven")
+def a_checkpoint_of_another_rule(mesh: Any, of: str, to: str) -> None:
+    test_rules.a_checkpoint_of_another_rule(mesh, of, to)
+
+
+@pytest.mark.parametrize(REFUSED, refused)
+def test_what_does_not_fit_is_refused_by_name_on_every_rank(ranks, program, options, words):
+    expect_refusal(ranks, program, options, words)
