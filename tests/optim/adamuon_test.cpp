@@ -1,14 +1,11 @@
 #include "dmuon/optim/rules/adamuon.h"
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/logical_not.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "dmuon/core/error.h"
 #include "dmuon/optim/muon_step.h"
 #include "tests/optim/groups.h"
 
@@ -81,58 +78,6 @@ TEST(AdaMuon, EqualsItsFormulasElementByElement) {
       }
     }
   }
-}
-
-TEST(AdaMuon, OfAZeroGradientDecaysAlone) {
-  const at::Tensor master = random_tensor({1, 3, 4}, 1);
-  const at::Tensor expected = master.mul(1 - 0.05 * 0.1);
-  const at::Tensor nothing = at::zeros({1, 3, 4});
-  muon_update(master, nothing.clone(), nothing, group_of("adamuon", adamuon_options()), kApplies, 1,
-              false, {}, {nothing.clone()});
-  EXPECT_TRUE(master.allclose(expected, 1e-6, 0));
-}
-
-TEST(AdaMuon, ThatDoesNotApplyChangesNothingWhateverTheGradientHolds) {
-  const at::Tensor master = random_tensor({2, 3, 4}, 1);
-  const at::Tensor momentum = random_tensor({2, 3, 4}, 2);
-  const at::Tensor moment = random_tensor({2, 3, 4}, 4).square();
-  const at::Tensor gradient = random_tensor({2, 3, 4}, 3);
-  gradient[0][0][0] = NAN;
-  gradient[1][2][3] = INFINITY;
-  const at::Tensor before = at::cat({master, momentum, moment});
-  muon_update(master, momentum, gradient, group_of("adamuon", adamuon_options()),
-              at::logical_not(kApplies), 1, false, {}, {moment});
-  EXPECT_TRUE(at::cat({master, momentum, moment}).equal(before));
-}
-
-// Alone, among others, and in blocks of columns of a wider matrix.
-TEST(AdaMuon, GivesAMatrixTheSameBitsAloneAndInABatch) {
-  for (const auto& [rows, cols] : {std::pair{4, 6}, {40, 70}, {300, 260}}) {
-    const auto updated = [&](const at::Tensor& gradient, std::int64_t blocks) {
-      const at::Tensor master = at::zeros_like(gradient);
-      const at::Tensor momentum = at::zeros_like(gradient);
-      const at::Tensor moment = at::zeros_like(gradient);
-      for (int step = 0; step < 2; ++step)
-        muon_update(master, momentum, gradient, group_of("adamuon", adamuon_options()), kApplies,
-                    blocks, false, {}, {moment});
-      return master;
-    };
-    const at::Tensor gradient = random_tensor({3, rows, cols}, 1);
-    const at::Tensor together = updated(gradient, 1);
-    for (std::int64_t i = 0; i < 3; ++i)
-      EXPECT_TRUE(updated(gradient.narrow(0, i, 1), 1).equal(together.narrow(0, i, 1)));
-    const auto side_by_side = [&](const at::Tensor& batch) {
-      return batch.transpose(0, 1).reshape({1, rows, 3 * cols});
-    };
-    EXPECT_TRUE(updated(side_by_side(gradient), 3).equal(side_by_side(together)));
-  }
-}
-
-TEST(AdaMuon, RefusesSlices) {
-  const AdaMuon rule(adamuon_options());
-  const at::Tensor x = at::zeros({1, 3, 4});
-  EXPECT_THROW(rule.direction({x, x, {x, x}, kApplies}), core::InvalidArgument);
-  EXPECT_THROW(rule.move({x, x, {x, x}, kApplies}, x, 3, 4), core::InvalidArgument);
 }
 
 }  // namespace

@@ -26,16 +26,9 @@ at::Tensor decayed(const std::string& rule, const MuonOptions& options, const at
                    const at::Tensor& applies = kApplies) {
   at::Tensor master = from.clone();
   const MuonGroup group = group_of(rule, options);
-  std::vector<at::Tensor> states;
-  for (const State& state : group.rule->states()) {
-    std::vector<std::int64_t> sizes =
-        state.sizes_of({from.size(0), from.size(1), from.size(2), column_blocks, transposed});
-    sizes.insert(sizes.begin(), from.size(0));
-    states.push_back(at::zeros(sizes));
-  }
-  const at::Tensor gradient = random_tensor(from.sizes().vec(), 2);
-  muon_update(master, states[0], gradient, group, applies, column_blocks, transposed, {},
-              {states.begin() + 1, states.end()});
+  update_with(group, master, random_tensor(from.sizes().vec(), 2),
+              states_for(*group.rule, from, column_blocks, transposed), column_blocks, transposed,
+              applies);
   return master;
 }
 

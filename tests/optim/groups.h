@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <cmath>
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "dmuon/optim/batch_update.h"
+#include "dmuon/optim/muon_step.h"
 #include "dmuon/optim/rules/make_rule.h"
 #include "dmuon/optim/rules/muon.h"
 #include "tests/optim/plain_muon.h"
@@ -77,6 +79,29 @@ inline at::Tensor random_tensor(std::vector<std::int64_t> sizes, unsigned seed) 
     tensor.mutable_data_ptr<float>()[i] = normal(random);
   }
   return tensor;
+}
+
+// A rule's states of a batch [b, rows, cols], zeros.
+inline std::vector<at::Tensor> states_for(const Rule& rule, const at::Tensor& master,
+                                          std::int64_t column_blocks = 1,
+                                          bool transposed = false) {
+  std::vector<at::Tensor> states;
+  for (const State& state : rule.states()) {
+    std::vector<std::int64_t> sizes =
+        state.sizes_of({master.size(0), master.size(1), master.size(2), column_blocks, transposed});
+    sizes.insert(sizes.begin(), master.size(0));
+    states.push_back(at::zeros(sizes));
+  }
+  return states;
+}
+
+// muon_update with all of a rule's states, the momentum first.
+inline void update_with(const MuonGroup& group, const at::Tensor& master,
+                        const at::Tensor& gradient, const std::vector<at::Tensor>& states,
+                        std::int64_t column_blocks = 1, bool transposed = false,
+                        const at::Tensor& applies = kApplies) {
+  muon_update(master, states.front(), gradient, group, applies, column_blocks, transposed, {},
+              {states.begin() + 1, states.end()});
 }
 
 inline Plain plain_of(const at::Tensor& matrix) {

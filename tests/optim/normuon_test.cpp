@@ -1,13 +1,10 @@
 #include "dmuon/optim/rules/normuon.h"
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/logical_not.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "dmuon/core/error.h"
 #include "dmuon/optim/muon_step.h"
 #include "tests/optim/groups.h"
 
@@ -83,71 +80,6 @@ TEST(NorMuon, EqualsItsFormulasElementByElement) {
         }
       }
     }
-  }
-}
-
-TEST(NorMuon, OfAZeroGradientDecaysAlone) {
-  const at::Tensor master = random_tensor({1, 3, 4}, 1);
-  const at::Tensor expected = master.mul(1 - 0.05 * 0.1);
-  muon_update(master, at::zeros({1, 3, 4}), at::zeros({1, 3, 4}),
-              group_of("normuon", normuon_options()), kApplies, 1, false, {},
-              {at::zeros({1, 3, 1})});
-  EXPECT_TRUE(master.allclose(expected, 1e-6, 0));
-}
-
-TEST(NorMuon, ThatDoesNotApplyChangesNothingWhateverTheGradientHolds) {
-  const at::Tensor master = random_tensor({2, 3, 4}, 1);
-  const at::Tensor momentum = random_tensor({2, 3, 4}, 2);
-  const at::Tensor moment = random_tensor({2, 3, 1}, 4).square();
-  const at::Tensor gradient = random_tensor({2, 3, 4}, 3);
-  gradient[0][0][0] = NAN;
-  gradient[1][2][3] = INFINITY;
-  const auto all = [&] {
-    return at::cat({master.flatten(), momentum.flatten(), moment.flatten()});
-  };
-  const at::Tensor before = all();
-  muon_update(master, momentum, gradient, group_of("normuon", normuon_options()),
-              at::logical_not(kApplies), 1, false, {}, {moment});
-  EXPECT_TRUE(all().equal(before));
-}
-
-// Alone, among others, and in blocks of columns of a wider matrix.
-TEST(NorMuon, GivesAMatrixTheSameBitsAloneAndInABatch) {
-  for (const auto& [rows, cols] : {std::pair{4, 6}, {40, 70}, {300, 260}}) {
-    for (const bool transposed : {false, true}) {
-      const auto updated = [&](const at::Tensor& gradient, std::int64_t blocks) {
-        const at::Tensor master = at::zeros_like(gradient);
-        const at::Tensor momentum = at::zeros_like(gradient);
-        const std::int64_t count = gradient.size(0);
-        const at::Tensor moment = transposed ? at::zeros({count, 1, gradient.size(2)})
-                                             : at::zeros({count, gradient.size(1), blocks});
-        for (int step = 0; step < 2; ++step)
-          muon_update(master, momentum, gradient, group_of("normuon", normuon_options()), kApplies,
-                      blocks, transposed, {}, {moment});
-        return master;
-      };
-      const at::Tensor gradient = random_tensor({3, rows, cols}, 1);
-      const at::Tensor together = updated(gradient, 1);
-      for (std::int64_t i = 0; i < 3; ++i)
-        EXPECT_TRUE(updated(gradient.narrow(0, i, 1), 1).equal(together.narrow(0, i, 1)));
-      const auto side_by_side = [&](const at::Tensor& batch) {
-        return batch.transpose(0, 1).reshape({1, rows, 3 * cols});
-      };
-      EXPECT_TRUE(updated(side_by_side(gradient), 3).equal(side_by_side(together)));
-    }
-  }
-}
-
-TEST(NorMuon, RefusesSlicesAndStatesOfOtherSizes) {
-  const NorMuon rule(normuon_options());
-  const at::Tensor x = at::zeros({1, 3, 4});
-  EXPECT_THROW(rule.direction({x, x, {x, x}, kApplies}), core::InvalidArgument);
-  EXPECT_THROW(rule.move({x, x, {x, x}, kApplies}, x, 3, 4), core::InvalidArgument);
-  const MuonGroup group = group_of("normuon", normuon_options());
-  for (const std::vector<at::Tensor>& others :
-       {std::vector<at::Tensor>{}, {x}, {at::zeros({1, 1, 4})}}) {
-    EXPECT_THROW(muon_update(x, x.clone(), x.clone(), group, kApplies, 1, false, {}, others),
-                 core::InvalidArgument);
   }
 }
 
