@@ -1,5 +1,7 @@
 #include "dmuon/engine/agreement.h"
 
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +16,6 @@ namespace {
 
 using core::ParameterIndex;
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kNumParameters = 3;
 
@@ -59,17 +60,16 @@ TEST_P(Agreement, TakesAlongWordsThatOneRankKnows) {
   });
 }
 
-TEST_P(Agreement, TellsEveryRankOfOneRanksNanOrInfinity) {
-  for (const double bad : {kNan, kInfinity, -kInfinity}) {
-    run([&](int rank, const auto& agree_on) {
-      AgreementInput input = nothing();
-      input.words = at::zeros({2}, at::kDouble);
-      if (rank == last()) input.words[1] = bad;
-      agree_on(input);
-      EXPECT_EQ(input.words[0].item<double>(), 0);
-      EXPECT_EQ(input.words[1].item<double>(), kInfinity);
-    });
-  }
+TEST_P(Agreement, TellsEveryRankTheLargestOfEachWord) {
+  run([this](int rank, const auto& agree_on) {
+    AgreementInput input = nothing();
+    input.words = at::full({4}, -kInfinity, at::kDouble);
+    if (rank == last()) input.words[0] = kInfinity;
+    input.words[1] = -1. - rank;
+    if (rank == 0) input.words[2] = -7;
+    agree_on(input);
+    EXPECT_TRUE(input.words.equal(at::tensor({kInfinity, -1., -7., -kInfinity}, at::kDouble)));
+  });
 }
 
 // Any of the hash's 64 bits tells, whichever rank has it.
@@ -101,14 +101,17 @@ TEST_P(Agreement, RaisesOnEveryRankWhereSettingsDiffer) {
   });
 }
 
-// The models have three parameters and one.
+// The models have three parameters and one, and two maxima and none.
 TEST_P(Agreement, RaisesOnEveryRankWhereOneHasAnotherModel) {
   if (GetParam() == 1) return;
   run([this](int rank, const auto& agree_on) {
     for (const int astray : {0, last()}) {
       AgreementInput input = nothing();
+      input.words = at::zeros({kNumParameters + 2}, at::kDouble);
       if (rank == astray) {
         input.has_gradient.resize(1);
+        input.words = at::zeros({1}, at::kDouble);
+        input.missing_maxima = 2;
         input.model = 2;
         input.most_parameters = kNumParameters;
       }

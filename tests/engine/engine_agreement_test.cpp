@@ -2,6 +2,7 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
@@ -47,6 +48,22 @@ TEST_P(EngineAgreement, TellsEveryRankTheNormsOfMeans) {
       EXPECT_NEAR(norms[parameter.value()].item<double>(), expected, 1e-5 * expected);
       EXPECT_EQ(verdict.has_gradient[parameter], parameter == kRouted);
     }
+  });
+}
+
+TEST_P(EngineAgreement, FindsTheLargestOfNumbersThatRanksBring) {
+  const Setting setting = setting_on(GetParam());
+  const int size = setting.mesh.num_slots();
+  wire::run_ranks(size, [&](int rank, const wire::StorePtr& store) {
+    const auto engine = make_engine(setting, store, rank);
+    engine->set_num_maxima(2);
+    route_constant(*engine, rank);
+    const at::Tensor brought = at::tensor({-1. - rank, 1. * rank}, at::kDouble);
+    const Verdict verdict = engine->agree({}, 0, brought);
+    EXPECT_TRUE(verdict.maxima.equal(at::tensor({-1., size - 1.}, at::kDouble)));
+    EXPECT_NEAR(verdict.norm().item<double>(), 3. * (size - 1), 1e-5);
+    engine->scale_gradients(at::scalar_tensor(0.5));
+    EXPECT_TRUE(engine->agree().maxima.equal(verdict.maxima));
   });
 }
 

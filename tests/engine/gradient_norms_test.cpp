@@ -108,6 +108,25 @@ TEST_F(GradientNormsTest, TellsWhatIsNotFiniteOfAnyRank) {
   }
 }
 
+TEST_F(GradientNormsTest, TakesMaximaAlong) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  fill(kSingle, at::full({6}, 0.5));
+  GradientNorms norms(owned, {}, kMesh, Slot(0), 0, 2);
+  const std::vector<double> without = values_of(norms.measure({}));
+  norms.set_num_maxima(3);
+  const auto words = [&](const at::Tensor& maxima) {
+    std::vector<double> all = values_of(norms.measure({}, maxima));
+    const auto begin = all.end() - 3;
+    EXPECT_EQ(std::vector<double>(all.begin(), begin), without);
+    return std::vector<double>(begin, all.end());
+  };
+  EXPECT_EQ(words({}), (std::vector<double>{-kInfinity, -kInfinity, -kInfinity}));
+  EXPECT_EQ(words(at::tensor({-2., NAN, -kInfinity}, at::kDouble)),
+            (std::vector<double>{-2, kInfinity, -kInfinity}));
+  norms.set_num_maxima(0);
+  EXPECT_EQ(values_of(norms.measure({})), without);
+}
+
 TEST(Verdict, HasNormsThatScaleWithTheirGradients) {
   Verdict verdict{{true, true}, at::tensor({4., 0.25, 16., 0., 0., 0.}, at::kDouble)};
   EXPECT_DOUBLE_EQ(verdict.norm().item<double>(), 4.5);

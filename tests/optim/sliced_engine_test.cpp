@@ -218,7 +218,7 @@ class Failing final : public engine::Update {
 
  private:
   void exchange(const char* what, core::BatchIndex batch) {
-    group_->all_reduce_sum(at::ones({1}), core::message(what, batch)).wait();
+    group_->all_reduce_max(at::ones({1}), core::message(what, batch)).wait();
   }
 
   wire::Group* group_;

@@ -91,6 +91,7 @@ void init_settings(py::module_& module) {
   py::class_<Verdict>(module, "Verdict")
       .def_readonly("has_gradient", &Verdict::has_gradient)
       .def_readonly("tensor_parallel", &Verdict::tensor_parallel)
+      .def_readonly("maxima", &Verdict::maxima)
       .def("norm", &Verdict::norm)
       .def("norms", &Verdict::norms)
       .def("squared_norms_of_ranks", &Verdict::squared_norms_of_ranks)
@@ -235,10 +236,12 @@ void add_step(EngineClass& engine) {
   engine
       .def(
           "agree",
-          [](Engine& e, const std::optional<at::Tensor>& host, std::uint32_t settings) {
-            return e.agree(host.value_or(at::Tensor()), settings);
+          [](Engine& e, const std::optional<at::Tensor>& host, std::uint32_t settings,
+             const std::optional<at::Tensor>& maxima) {
+            return e.agree(host.value_or(at::Tensor()), settings, maxima.value_or(at::Tensor()));
           },
-          py::arg("host"), py::arg("settings"), no_gil)
+          py::arg("host"), py::arg("settings"), py::arg("maxima") = std::nullopt, no_gil)
+      .def("set_num_maxima", &Engine::set_num_maxima, py::arg("num_maxima"))
       .def("agreed", &Engine::agreed)
       .def("end_step", &Engine::end_step)
       .def("forget_verdict", &Engine::forget_verdict)

@@ -1,5 +1,5 @@
-// The agreement of a step: one message over all ranks, an elementwise maximum of fp64 words,
-// because every word is either a flag or is known to one rank alone:
+// The agreement of a step: one message over all ranks, an elementwise maximum of fp64 words. A word
+// is a flag, or is known to one rank alone, or its largest value is wanted:
 //
 //   [0, 4)      the hash of what was issued, in 16-bit parts: the largest of each
 //   [4, 8)      the same negated: minus the smallest of each
@@ -10,12 +10,9 @@
 
 #include "dmuon/engine/agreement.h"
 
-#include <ATen/ops/isfinite.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "dmuon/core/error.h"
 
@@ -51,7 +48,9 @@ core::Vector<core::ParameterIndex, bool> agree(wire::HostWords& all, const Agree
   const std::int64_t num_along = input.words.defined() ? input.words.numel() : 0;
   // A parameter has a flag, and words that travel along if any do.
   const int num_missing = std::max(input.most_parameters - input.has_gradient.size(), 0);
-  const int num_unused = num_missing * (num_along > 0 ? 1 + input.words_per_parameter : 1);
+  const int num_unused = num_along > 0
+                             ? num_missing * (1 + input.words_per_parameter) + input.missing_maxima
+                             : num_missing;
   const at::Tensor message =
       at::zeros({along_at + num_along + num_unused}, at::TensorOptions().dtype(at::kDouble));
   auto* words = message.mutable_data_ptr<double>();
@@ -66,11 +65,7 @@ core::Vector<core::ParameterIndex, bool> agree(wire::HostWords& all, const Agree
   for (const core::ParameterIndex parameter : input.has_gradient.indices())
     words[kParametersAt + parameter.value()] = input.has_gradient[parameter] ? 1 : 0;
   at::Tensor along = message.narrow(0, along_at, num_along);
-  if (num_along > 0) {
-    // A backend chooses the maximum of a NaN.
-    constexpr double kInfinity = std::numeric_limits<double>::infinity();
-    along.copy_(at::where(at::isfinite(input.words), input.words, kInfinity));
-  }
+  if (num_along > 0) along.copy_(input.words);
 
   all.all_reduce_max(message, watch::Rendezvous::kAgreement, "the agreement of a step");
 

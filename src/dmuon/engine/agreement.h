@@ -19,10 +19,11 @@ struct AgreementInput {
   /// as its: gloo ends the process of a rank that gets a longer message than its own.
   int most_parameters = 0;
   int words_per_parameter = 1;  ///< of those that travel along
+  int missing_maxima = 0;       ///< words that another model's message has beside these
   /// True if this rank had a gradient of the parameter since it was cleared.
   core::Vector<core::ParameterIndex, bool> has_gradient;
-  /// [any] fp64 of the host's memory, not below 0, each 0 but at one rank; may be undefined. They
-  /// travel along: every rank ends with all of them. Words that are not finite arrive as infinity.
+  /// [any] fp64 of the host's memory, without a NaN; may be undefined. They travel along: every
+  /// rank ends with the largest of each.
   at::Tensor words;
 };
 

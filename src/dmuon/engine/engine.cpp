@@ -320,7 +320,15 @@ void Engine::put_gradient(core::LeafIndex leaf, const at::Tensor& value) {
 
 // ---- step ----
 
-const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings) {
+void Engine::set_num_maxima(int num_maxima) {
+  verdict_.reset();
+  norms_.set_num_maxima(num_maxima);
+  int& most = mesh().models->most_maxima;
+  most = std::max(most, num_maxima);
+}
+
+const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings,
+                             const at::Tensor& maxima) {
   settle_step();
   core::require(
       !host_sums_.take_mixed(),
@@ -340,20 +348,23 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings) {
   input.most_parameters = mesh().models->most_parameters;
   input.words_per_parameter = mesh().shape().tensor_parallel;
   const c10::AutoGradMode no_grad(false);
-  const at::Tensor squared_norms = norms_.measure(host);
+  input.missing_maxima = mesh().models->most_maxima - norms_.num_maxima();
+  const at::Tensor words = norms_.measure(host, maxima);
   // They travel along where the host has them at hand.
-  if (squared_norms.is_cpu()) input.words = squared_norms;
+  if (words.is_cpu()) input.words = words;
   kept_ = kept();
   for (const core::LeafIndex leaf : leaves().indices()) {
     for (const core::ParameterIndex part : leaves()[leaf].parameters)
       input.has_gradient.push_back(kept_[leaf] && executor_.has_gradient(part));
   }
   verdict_.reset();
+  const std::int64_t num_norms = words.numel() - norms_.num_maxima();
   verdict_ =
-      Verdict{engine::agree(mesh().words, input), squared_norms, mesh().shape().tensor_parallel};
+      Verdict{engine::agree(mesh().words, input), words.narrow(0, 0, num_norms),
+              mesh().shape().tensor_parallel, words.narrow(0, num_norms, norms_.num_maxima())};
   // Elsewhere they travel on the device, once all ranks are known to step the same model: messages
   // of two models differ in length.
-  if (!squared_norms.is_cpu()) executor_.sum_over_mesh(squared_norms, "sum of norms");
+  if (!words.is_cpu()) executor_.max_over_mesh(words, "the norms");
   norms_.keep_only(verdict_->has_gradient);
   return *verdict_;
 }

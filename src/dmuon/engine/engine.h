@@ -143,9 +143,14 @@ class Engine : private schedule::Performer {
   ///                  verdict is cached.
   /// @param settings  a digest of hyperparameters and all else that must be equal on all ranks.
   ///                  Ignored likewise.
+  /// @param maxima    [num_maxima], see GradientNorms::measure. Ignored likewise.
   /// @throws InvalidArgument, on all ranks, as engine::agree, or if micro-steps under no_sync have
   /// used other host units.
-  const Verdict& agree(const at::Tensor& host = {}, std::uint32_t settings = 0);
+  const Verdict& agree(const at::Tensor& host = {}, std::uint32_t settings = 0,
+                       const at::Tensor& maxima = {});
+  /// Sets of how many numbers each agreement finds the largest over all ranks; 0 at first. Drops
+  /// the verdict. All ranks do the same, between steps.
+  void set_num_maxima(int num_maxima);
   bool agreed() const { return verdict_ && kept_ == kept(); }
   /// Gradients that only the host knows have been cleared.
   void forget_verdict() { verdict_.reset(); }

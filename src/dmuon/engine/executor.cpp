@@ -237,17 +237,17 @@ void Executor::take_gradients(UnitState* state) {
   unit.hand_over_gradients();
 }
 
-void Executor::sum_over_mesh(const at::Tensor& words, const std::string& what) {
-  const auto sum_along = [&](wire::Lane& lane, wire::Group& group, const wire::Event& after) {
-    return lane.enqueue(pool_->device(), [&] { group.all_reduce_sum(words, what).wait(); },
+void Executor::max_over_mesh(const at::Tensor& words, const std::string& what) {
+  const auto max_along = [&](wire::Lane& lane, wire::Group& group, const wire::Event& after) {
+    return lane.enqueue(pool_->device(), [&] { group.all_reduce_max(words, what).wait(); },
                         {after});
   };
   const std::string described = what + " " + when();
   const std::int64_t number = mesh_.watch->reach(watch::Rendezvous::kOperation, described);
-  const wire::Event in_node = sum_along((*mesh_.lanes)[schedule::Lane::kIntra], mesh_.row(), {});
-  wire::Event done = sum_along((*mesh_.lanes)[schedule::Lane::kInter], mesh_.column(), in_node);
+  const wire::Event in_node = max_along((*mesh_.lanes)[schedule::Lane::kIntra], mesh_.row(), {});
+  wire::Event done = max_along((*mesh_.lanes)[schedule::Lane::kInter], mesh_.column(), in_node);
   if (mesh_.tensor_parallel) {
-    done = sum_along((*mesh_.lanes)[schedule::Lane::kSlices], mesh_.tensor_parallel->slices, done);
+    done = max_along((*mesh_.lanes)[schedule::Lane::kSlices], mesh_.tensor_parallel->slices, done);
   }
   mesh_.on_device->add({number, described}, done, pool_->device());
   done.wait();

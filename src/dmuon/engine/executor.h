@@ -88,9 +88,9 @@ class Executor {
   /// The current stream waits for what kFinishUpdate has waited for on others.
   void await_update() const { update_awaited_.wait(); }
 
-  /// The sum over all ranks, in place, behind all that is in flight. Not on a CPU, whose ranks have
-  /// the verdict's group for it.
-  void sum_over_mesh(const at::Tensor& words, const std::string& what);
+  /// Computes the largest of each element over all ranks, in place, behind all that is in flight.
+  /// Not on a CPU, whose ranks have the verdict's group for it.
+  void max_over_mesh(const at::Tensor& words, const std::string& what);
 
   /// Waits for everything: nothing is in flight afterwards.
   void drain();

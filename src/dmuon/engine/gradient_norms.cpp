@@ -2,10 +2,12 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/nan_to_num.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -65,7 +67,13 @@ GradientNorms::GradientNorms(wire::Owned& owned, const wire::SlicedParameters& s
                      at::TensorOptions().dtype(at::kDouble).device(device));
 }
 
-const at::Tensor& GradientNorms::measure(const at::Tensor& host) {
+void GradientNorms::set_num_maxima(int num_maxima) {
+  words_ = at::zeros({words_.numel() - num_maxima_ + num_maxima}, words_.options());
+  num_maxima_ = num_maxima;
+}
+
+const at::Tensor& GradientNorms::measure(const at::Tensor& host, const at::Tensor& maxima) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
   words_.zero_();
   at::Tensor squares = owned_.norms().square_();
   if (parts_.defined()) squares.mul_(parts_);
@@ -79,6 +87,13 @@ const at::Tensor& GradientNorms::measure(const at::Tensor& host) {
   if (host.defined()) words_.narrow(0, host_words_, 2).copy_(host.narrow(0, 0, 2) * host_weights_);
   if (host.defined() && host.numel() == 3)
     words_.narrow(0, copies_word_, 1).copy_(host.narrow(0, 2, 1));
+  at::Tensor behind = words_.narrow(0, words_.numel() - num_maxima_, num_maxima_);
+  if (maxima.defined()) {
+    behind.copy_(maxima);
+  } else {
+    behind.fill_(-kInfinity);
+  }
+  at::nan_to_num_(words_, kInfinity, kInfinity, -kInfinity);
   return words_;
 }
 

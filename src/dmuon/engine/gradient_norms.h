@@ -22,6 +22,9 @@ struct Verdict {
   /// next verdict reuses the memory.
   at::Tensor squared_norms;
   int tensor_parallel = 1;  ///< T
+  /// [GradientNorms::num_maxima] fp64: the largest of the ranks' numbers. The next verdict reuses
+  /// the memory.
+  at::Tensor maxima = {};
 
   at::Tensor norm() const;   ///< [] fp64, of all gradients together
   at::Tensor norms() const;  ///< [parameters] fp64
@@ -39,12 +42,13 @@ struct Verdict {
   std::int64_t num_counted() const;
 };
 
-/// Computes the words of Verdict::squared_norms that this rank knows. Only one rank has a word that
-/// is not 0 (a parameter's owner), so that a sum over all ranks is the same in any order. If all
-/// ranks of a tensor-parallel group have a parameter, the word of each is a T-th. Not thread-safe.
+/// Computes the words of Verdict::squared_norms that this rank knows. None is below 0, and only one
+/// rank has a word that is not 0 (a parameter's owner), so that the maximum over all ranks is that
+/// rank's word. If all ranks of a tensor-parallel group have a parameter, the word of each is a
+/// T-th. Numbers of which all ranks want the maximum travel behind them. Not thread-safe.
 ///
-///     at::Tensor words = norms.measure(host);          // this rank's
-///     executor.sum_over_mesh(words, "sum of norms");   // all ranks'
+///     at::Tensor words = norms.measure(host);        // this rank's
+///     executor.max_over_mesh(words, "the norms");    // all ranks'
 ///     norms.keep_only(has_gradient);
 class GradientNorms {
  public:
@@ -59,10 +63,16 @@ class GradientNorms {
   ///              the gradients that every rank holds whole. Undefined: zeros. With tensor
   ///              parallelism [3]: also of what this rank has of gradients that all ranks of its
   ///              slot have. They count at the slot's first rank alone.
-  /// @returns     Verdict::squared_norms of this rank, until the next call.
-  const at::Tensor& measure(const at::Tensor& host);
+  /// @param maxima  [num_maxima] on the engine's device. Undefined: -infinity.
+  /// @returns     Verdict::squared_norms of this rank, then its maxima, until the next call. A NaN
+  ///              is infinity there, because a backend chooses the maximum of a NaN.
+  const at::Tensor& measure(const at::Tensor& host, const at::Tensor& maxima = {});
 
-  /// Sets the norms of parameters without a gradient to 0. Comes after the sum over all ranks.
+  /// Sets how many maxima travel along; 0 at first. All ranks do the same, between steps.
+  void set_num_maxima(int num_maxima);
+  int num_maxima() const { return num_maxima_; }
+
+  /// Sets the norms of parameters without a gradient to 0. Comes after the maximum over all ranks.
   void keep_only(const core::Vector<core::ParameterIndex, bool>& has_gradient);
 
  private:
@@ -84,6 +94,7 @@ class GradientNorms {
   int tensor_parallel_;
   int tensor_rank_;
   int num_parameters_;
+  int num_maxima_ = 0;
   int host_words_;           // the first of this rank's
   int copies_word_;          // with tensor parallelism: this rank's
   at::Tensor word_of_;       // [owned.gradient_pieces()] of each

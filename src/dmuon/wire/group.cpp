@@ -261,19 +261,12 @@ std::vector<Pending> Group::all_to_all(const std::vector<at::Tensor>& received,
   });
 }
 
-Pending Group::all_reduce_sum(at::Tensor tensor, const std::string& what) {
+Pending Group::all_reduce_max(at::Tensor tensor, const std::string& what) {
   if (size_ == 1 || tensor.numel() == 0) return {};
   count(tensor);
-  return issue("sum of " + what + " over the " + name_, std::move(tensor), [&](auto& tensors) {
-    return backend_->allreduce(tensors, {.asyncOp = runs_beside()});
-  });
-}
-
-Pending Group::all_reduce_max(at::Tensor tensor, const std::string& what) {
-  if (size_ == 1) return {};
-  count(tensor);
-  return issue(what, std::move(tensor), [&](auto& tensors) {
-    return backend_->allreduce(tensors, {.reduceOp = c10d::ReduceOp::MAX});
+  return issue(along("maximum of ", what), std::move(tensor), [&](auto& tensors) {
+    return backend_->allreduce(tensors,
+                               {.reduceOp = c10d::ReduceOp::MAX, .asyncOp = runs_beside()});
   });
 }
 

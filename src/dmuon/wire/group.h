@@ -44,7 +44,7 @@ class Counter {
 /// One private process group and the calls that the engine makes on it.
 ///
 ///   Group row(process_group, "row", rank, size);
-///   row.all_reduce_sum(tensor, "sum of norms").wait();
+///   row.all_reduce_max(tensor, "the norms").wait();
 ///
 /// A group of one has no process group and communicates nothing. Calls are issued at once, on the
 /// current stream, in the caller's order. The order must be the same on all members. Not
@@ -126,9 +126,6 @@ class Group {
   /// @param received, sent  [size] flat; what one member sends another receives, of equal sizes.
   std::vector<Pending> all_to_all(const std::vector<at::Tensor>& received,
                                   const std::vector<at::Tensor>& sent, const std::string& what);
-
-  /// Sums over the members, in place, on all of them.
-  Pending all_reduce_sum(at::Tensor tensor, const std::string& what);
 
   /// Computes the largest value of each element over the members, in place, on all of them.
   Pending all_reduce_max(at::Tensor tensor, const std::string& what);

@@ -51,6 +51,7 @@ class Turn {
 struct Models {
   int num_made = 0;
   int most_parameters = 0;  ///< of one model
+  int most_maxima = 0;      ///< of one model, see Engine::set_num_maxima
 
   /// Adds a model. Returns its number, from 1.
   int add(int num_parameters) {
