@@ -181,6 +181,23 @@ TEST(MuonStep, UpdatesEachMatrixByItsGroup) {
   }
 }
 
+// The update comes first, so that weights decay before; a parameter without a group has rows too.
+TEST(MuonStep, MultipliesRowsBehindTheRule) {
+  const core::Vector<ParameterIndex, int> of{0, 0, -1, 0, 0};
+  Owner plain;
+  muon_step(*plain.engine, groups_of({muon(0.2)}), of, kApplies);
+  Owner scaled;
+  const at::Tensor factors = at::tensor({0.5F, 1.F, 3.F});
+  muon_step(*scaled.engine, groups_of({muon(0.2)}), of, kApplies, nullptr,
+            {{ParameterIndex(1), factors}, {ParameterIndex(2), factors}});
+  for (const ParameterIndex parameter : of.indices()) {
+    at::Tensor expected = plain.of(parameter, wire::kMaster);
+    if (parameter.value() == 1 || parameter.value() == 2) expected.mul_(factors.view({3, 1}));
+    EXPECT_TRUE(scaled.of(parameter, wire::kMaster).equal(expected));
+    EXPECT_TRUE(scaled.of(parameter, kMomentum).equal(plain.of(parameter, kMomentum)));
+  }
+}
+
 // Beside it in the batch lies a parameter of another group. Learning rates follow from the shape of
 // a matrix, here 3 x 7, not of the stack.
 TEST(MuonStep, TrainsAStackOfMatricesAsItTrainsThemApart) {

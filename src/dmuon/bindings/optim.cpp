@@ -117,11 +117,12 @@ void init_optim(py::module_& module) {
       "muon_step",
       [](engine::Engine& engine, const std::vector<MuonGroup>& groups,
          const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies,
-         const std::optional<std::shared_ptr<optim::BatchGraphs>>& graphs) {
-        optim::muon_step(engine, groups, group_of, applies, graphs.value_or(nullptr));
+         const std::optional<std::shared_ptr<optim::BatchGraphs>>& graphs,
+         const optim::RowFactors& row_factors) {
+        optim::muon_step(engine, groups, group_of, applies, graphs.value_or(nullptr), row_factors);
       },
       py::arg("engine"), py::arg("groups"), py::arg("group_of"), py::arg("applies"),
-      py::arg("graphs") = std::nullopt, no_gil);
+      py::arg("graphs") = std::nullopt, py::arg("row_factors") = optim::RowFactors(), no_gil);
   module.def("muon_update", &optim::muon_update, py::arg("master"), py::arg("momentum"),
              py::arg("gradient"), py::arg("group"), py::arg("applies"),
              py::arg("column_blocks") = 1, py::arg("transposed") = false,

@@ -111,13 +111,14 @@ void muon_update(const at::Tensor& master, const at::Tensor& momentum, const at:
 
 MuonUpdate::MuonUpdate(const wire::Owned& owned, std::vector<MuonGroup> groups,
                        core::Vector<core::ParameterIndex, int> group_of, at::Tensor applies,
-                       std::shared_ptr<BatchGraphs> graphs)
+                       std::shared_ptr<BatchGraphs> graphs, RowFactors row_factors)
     : owned_(owned),
       groups_(std::move(groups)),
       group_of_(std::move(group_of)),
       applies_(std::move(applies)),
       gradient_factor_(owned.gradient_factor()),
       graphs_(std::move(graphs)),
+      row_factors_(std::move(row_factors)),
       programs_(owned.batches().size()),
       updates_(owned.batches().size()) {
   for (const wire::OwnedBatch& batch : owned.batches()) runs_.push_back(runs_of(batch));
@@ -220,6 +221,11 @@ void MuonUpdate::orthogonalise(core::BatchIndex batch) {
 }
 
 void MuonUpdate::apply(core::BatchIndex batch) {
+  move(batch);
+  scale_rows(owned_.batches()[batch], row_factors_);
+}
+
+void MuonUpdate::move(core::BatchIndex batch) {
   if (BatchGraphs::Program* const program = std::exchange(programs_.at(batch), nullptr)) {
     return graphs_->run(*program, [&] {
       std::vector<BatchUpdate> updates =
@@ -250,7 +256,11 @@ std::vector<std::string> add_states(engine::Engine& engine, const Rule& rule,
 
 void muon_step(engine::Engine& engine, const std::vector<MuonGroup>& groups,
                const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies,
-               const std::shared_ptr<BatchGraphs>& graphs) {
+               const std::shared_ptr<BatchGraphs>& graphs, const RowFactors& row_factors) {
+  core::require(row_factors.empty() || engine.slices() == nullptr,
+                "muon_step: row_factors: expected none with tensor parallelism, got ",
+                row_factors.size());
+  check_row_factors(row_factors, engine.owned(), engine.parameters());
   if (!std::ranges::all_of(groups, [](const auto& of) { return of.rule->takes_gradient_factor(); }))
     engine.owned().multiply_factor_in();
   if (engine.slices() != nullptr) {
@@ -260,12 +270,13 @@ void muon_step(engine::Engine& engine, const std::vector<MuonGroup>& groups,
                                                      engine.slices(), groups, group_of, applies));
   }
   if (graphs == nullptr)
-    return engine.step(std::make_shared<MuonUpdate>(engine.owned(), groups, group_of, applies));
+    return engine.step(std::make_shared<MuonUpdate>(engine.owned(), groups, group_of, applies,
+                                                    nullptr, row_factors));
   const std::string why = newton_schulz::why_no_cuda_kernels(applies.device());
   graphs->refuse(why.empty() ? "" : "all batches: launches: " + why);
   const std::int64_t before = graphs->scratch_bytes();
   engine.step(std::make_shared<MuonUpdate>(engine.owned(), groups, group_of, applies,
-                                           why.empty() ? graphs : nullptr));
+                                           why.empty() ? graphs : nullptr, row_factors));
   engine.owned().pool()->count(graphs->scratch_bytes() - before);
 }
 

@@ -13,6 +13,7 @@
 #include "dmuon/engine/update.h"
 #include "dmuon/optim/batch_graphs.h"
 #include "dmuon/optim/batch_update.h"
+#include "dmuon/optim/row_factors.h"
 #include "dmuon/optim/rules/muon.h"
 
 namespace dmuon::optim {
@@ -56,9 +57,10 @@ class MuonUpdate final : public engine::Update {
   /// @param applies   [] bool, on the engine's device: false leaves everything as it is.
   /// @param graphs    of this optimizer's batches, on a device with dmuon's CUDA kernels; null:
   ///                  each kernel is launched. A batch in a graph runs in apply().
+  /// @param row_factors  multiply masters behind the rule, also of parameters without a group.
   MuonUpdate(const wire::Owned& owned, std::vector<MuonGroup> groups,
              core::Vector<core::ParameterIndex, int> group_of, at::Tensor applies,
-             std::shared_ptr<BatchGraphs> graphs = nullptr);
+             std::shared_ptr<BatchGraphs> graphs = nullptr, RowFactors row_factors = {});
 
   void prepare(core::BatchIndex batch) override;
   void orthogonalise(core::BatchIndex batch) override;
@@ -75,6 +77,7 @@ class MuonUpdate final : public engine::Update {
   std::vector<Run> runs_of(const wire::OwnedBatch& batch);
   std::vector<BatchUpdate> updates_of(core::BatchIndex batch, const at::Tensor& applies,
                                       const at::Tensor& gradient_factor) const;
+  void move(core::BatchIndex batch);
   bool by_piece() const { return applies_.is_cpu(); }
   bool takes_program(core::BatchIndex batch);
   std::string key_of(core::BatchIndex batch) const;
@@ -87,6 +90,7 @@ class MuonUpdate final : public engine::Update {
   std::shared_ptr<StepScalars> scalars_ = std::make_shared<StepScalars>();
   core::Vector<core::BatchIndex, std::vector<Run>> runs_;
   std::shared_ptr<BatchGraphs> graphs_;
+  RowFactors row_factors_;
   const BatchGraphs::Inputs* inputs_ = nullptr;                       // from the first batch on
   core::Vector<core::BatchIndex, BatchGraphs::Program*> programs_;    // null: launches
   core::Vector<core::BatchIndex, std::vector<BatchUpdate>> updates_;  // between the three calls
@@ -104,8 +108,11 @@ std::vector<std::string> add_states(engine::Engine& engine, const Rule& rule,
 /// arguments. Works on the current stream. If a rule takes no factor of gradients, multiplies it in
 /// before. The parameters are MuonUpdate's; without CUDA kernels, and with tensor parallelism,
 /// `graphs` remain without graphs.
+/// @throws InvalidArgument, before anything is sent, as check_row_factors, or if there are row
+/// factors with tensor parallelism, where an owner has no whole rows.
 void muon_step(engine::Engine& engine, const std::vector<MuonGroup>& groups,
                const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies,
-               const std::shared_ptr<BatchGraphs>& graphs = nullptr);
+               const std::shared_ptr<BatchGraphs>& graphs = nullptr,
+               const RowFactors& row_factors = {});
 
 }  // namespace dmuon::optim
