@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dmuon import rules as rules
+    from dmuon._attention.qk_clip import QKClip as QKClip
     from dmuon._inspecting.full_params import full_params as full_params
     from dmuon._inspecting.iter_full_params import iter_full_params as iter_full_params
     from dmuon._inspecting.profile import Profile as Profile
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 # The module that holds each name, imported at its first use. So the command needs no torch, which imports in seconds.
 _HOMES = {
+    "_attention.qk_clip": ("QKClip",),
     "_inspecting.full_params": ("full_params",),
     "_inspecting.iter_full_params": ("iter_full_params",),
     "_inspecting.profile": ("Profile", "profile"),
@@ -69,7 +71,7 @@ _HOMES = {
     "_simulating.simulation": ("Simulation",),
     "views": ("View",),
 }
-__all__ = ["rules", "views", *(name for names in _HOMES.values() for name in names)]
+__all__ = ["attention", "rules", "views", *(name for names in _HOMES.values() for name in names)]
 
 
 if "torch" in sys.modules:  # else the engine's first use imports both
@@ -84,7 +86,7 @@ if not TYPE_CHECKING:  # a type checker shall know the names above and no others
             from dmuon import _built_for  # noqa: F401  (refuses another torch)
 
             return importlib.import_module("dmuon._C")
-        if name in ("rules", "views"):
+        if name in ("attention", "rules", "views"):
             return importlib.import_module(f"dmuon.{name}")
         for home, names in _HOMES.items():
             if name in names:

@@ -10,7 +10,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 README = "README.md"  # its first block is a program that tools/check_install runs
 # The blocks of these pages run one after the other, then README's others, on 2 x 2 ranks (test_training_page.py).
-TOGETHER = ("docs/training.md", "docs/rules.md", "docs/matrices.md", "docs/parallelism.md", "docs/checkpoints.md")
+TOGETHER = (
+    "docs/training.md",
+    "docs/rules.md",
+    "docs/matrices.md",
+    "docs/parallelism.md",
+    "docs/checkpoints.md",
+    "docs/qk_clip.md",
+)
 # The blocks of each page are one program of one process (tests/docs).
 PROGRAMS = ("docs/from/torch.md", "docs/from/dion.md", "docs/from/xsquare.md")
 _FENCE = re.compile(

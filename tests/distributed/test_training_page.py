@@ -41,7 +41,7 @@ def run_block(page: str, line: int, source: str, device: str, names: dict[str, A
 
 def run_blocks(mesh: Any, folder: str) -> int:
     """Returns how many blocks have run."""
-    before, classes = Path.cwd(), dict(dmuon.views.by_class)
+    before, classes, attention = Path.cwd(), dict(dmuon.views.by_class), dict(dmuon.attention.by_class)
     os.chdir(folder)
     try:
         names: dict[str, Any] = {"__name__": "training"}
@@ -58,6 +58,8 @@ def run_blocks(mesh: Any, folder: str) -> int:
         os.chdir(before)
         dmuon.views.by_class.clear()
         dmuon.views.by_class.update(classes)
+        dmuon.attention.by_class.clear()
+        dmuon.attention.by_class.update(attention)
 
 
 def test_every_block_of_the_pages_runs(ranks, tmp_path):

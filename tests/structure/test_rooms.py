@@ -16,6 +16,7 @@ USES = {
     "_simulating": {"_setup", "_planning"},
     "_saving": {"_setup"},
     "_running": {"_setup", "_planning", "_saving"},
+    "_attention": {"_setup", "_saving", "_running"},
     "_inspecting": {"_setup", "_planning", "_saving", "_running"},
     "_doctor": {"_setup", "_planning"},  # its ranks train by the package's public functions
     "_paper": {"_planning"},

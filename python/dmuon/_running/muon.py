@@ -250,8 +250,12 @@ class Muon(torch.optim.Optimizer):
             runtime.step_agreement.scale(grad_scale.double().reciprocal().float().to(runtime.device))
         finite = runtime.step_agreement.finite()
         groups, group_of = self._muon_groups(verdict.has_gradient)
-        _C.muon_step(runtime.engine, groups, group_of, finite, runtime.graphs)
+        after = runtime.step_agreement.after_step
+        row_factors = after.row_factors(verdict.maxima, finite) if after else {}
+        _C.muon_step(runtime.engine, groups, group_of, finite, runtime.graphs, row_factors)
         self._adamw.step(finite)
+        if after:
+            after.scale_others()
         self._skipped.add(finite)
         # After a forward without a backward FSDP2 would still compute with the old weights that it gathered.
         for module in runtime.fsdp_modules:

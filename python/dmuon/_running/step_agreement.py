@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from dmuon import _C
 from dmuon._running import host_gradients
+from dmuon._running.after_step import AfterStep
 from dmuon._running.copies import Copies
 from dmuon._running.divide_factor import problem_of_factors
 from dmuon._running.host_state import end_failed_backward, problem_of_unreduced
@@ -51,6 +52,7 @@ class StepAgreement:
     rule: str = dataclasses.field(default=RULE, init=False)  # of update, of all groups of matrices
     show_placeholders: Callable[[], None] = dataclasses.field(init=False)  # a pass that raised has left weights
     copies: Copies = dataclasses.field(init=False)
+    after_step: AfterStep | None = dataclasses.field(default=None, init=False)
     made: list[torch.Tensor] = dataclasses.field(default_factory=list, init=False)  # by the last call of `verdict`
     zeroed: set[str] = dataclasses.field(default_factory=set, init=False)  # leaves, by zero_ since the last message
     _lost: str | None = dataclasses.field(default=None, init=False)  # if a backward has raised
@@ -92,7 +94,9 @@ class StepAgreement:
             if self.engine.agreed():
                 found = self.engine.agree(None, 0)
             else:
+                after = self.after_step
                 problem = problem or problem_of_unreduced(self.model, self.fsdp_modules)
+                problem = problem or (after.problem() if after else None)
                 # Ranks compare a problem like a setting: if only some ranks have it, the others raise.
                 zeroed = [f"the gradient of '{name}' set to zero" for name in sorted(self.zeroed)]
                 self.zeroed.clear()
@@ -101,7 +105,8 @@ class StepAgreement:
                 self.made = host_gradients.average(parameters, self.ranks, self.engine)
                 # Gradients that FSDP2 has not reduced may still be in flight.
                 norms = host_gradients.squared_norms(() if problem else parameters, self.device, self.ranks)
-                found = self.engine.agree(norms, zlib.crc32("\n".join(settings).encode()))
+                digest = zlib.crc32("\n".join(settings).encode())
+                found = self.engine.agree(norms, digest, after.maxima() if after else None)
                 if not problem:
                     self._check_copies(found)
         except _C.SettingsDiffer:  # on all ranks, so these may exchange more
@@ -200,7 +205,7 @@ class StepAgreement:
                 f"param_groups[{number}] of {len(group['params'])} parameters",
                 *(f"param_groups[{number}]['{name}'] = {value!r}" for name, value in settings_of(group).items()),
             )
-        ]
+        ] + (self.after_step.settings() if self.after_step else [])
 
     def _problem(self) -> str | None:
         try:

@@ -78,7 +78,7 @@ class Rules:
             return (), "a side of 1", None
         unknown = next(c for c in type(place.module).__mro__ if not issubclass(c, FSDPModule))
         dimensions = f" ({parameter.ndim}-D)" if parameter.ndim > 2 else ""
-        return (), f"no rule for {unknown.__name__}{dimensions}", _qualified(unknown)
+        return (), f"no rule for {unknown.__name__}{dimensions}", qualified_name(unknown)
 
     def _no_matrix(self, entry: Leaf) -> str | None:
         """Returns a reason why AdamW updates a parameter in a module of any class, or None."""
@@ -92,7 +92,7 @@ class Rules:
         """Returns the views by the module's class, and why. None if the class has no rule for the parameter."""
         parameter, attribute = entry.parameter, place.attribute
         for cls in type(place.module).__mro__:
-            rule = views.by_class.get(cls, views.by_class.get(_qualified(cls)))
+            rule = views.by_class.get(cls, views.by_class.get(qualified_name(cls)))
             if rule is None:
                 continue
             view_of = next((view_of for name, view_of in rule.items() if fnmatch.fnmatchcase(attribute, name)), None)
@@ -132,7 +132,7 @@ def unfit_entries(model: nn.Module) -> list[str]:
     names: dict[type | str, set[str]] = {}  # names of parameters, by class
     for module in model.modules():
         for cls in type(module).__mro__:
-            for key in (cls, _qualified(cls)):
+            for key in (cls, qualified_name(cls)):
                 names.setdefault(key, set()).update(module._parameters)
     found = []
     for key, rule in views.by_class.items():
@@ -149,7 +149,8 @@ def unfit_entries(model: nn.Module) -> list[str]:
     return found
 
 
-def _qualified(cls: type) -> str:
+def qualified_name(cls: type) -> str:
+    """Returns the name by which tables of classes know a class that is not imported."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 

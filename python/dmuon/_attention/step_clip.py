@@ -1,0 +1,84 @@
+"""The clip of a model at work: the maxima of a step, and what follows from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from dmuon._attention.rows import HeadRows
+from dmuon._setup.slices import local_part
+from dmuon.attention import Heads
+
+
+class StepClip:
+    """Collects the largest logits of a step, and scales rows by them. An AfterStep."""
+
+    def __init__(self, heads: Mapping[str, Heads], rows: HeadRows | None, tau: float, device: torch.device) -> None:
+        """`rows` None: clips nothing, so `tau` is inf."""
+        self.heads, self.rows, self.tau = heads, rows, tau
+        self._sizes = [one.num_heads for one in heads.values()]
+        self._own = torch.full((sum(self._sizes),), -math.inf, dtype=torch.float64, device=device)
+        self._of_module = self._by_module(self._own)
+        self._last = self._own.clone()
+        # Since the last step: modules that showed no logits, with what was found; modules whose maxima the user gave.
+        self._missing: dict[str, str] = {}
+        self._given: set[str] = set()
+        self._of_biases: tuple[torch.Tensor, ...] = ()
+
+    def _by_module(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        return dict(zip(self.heads, values.split(self._sizes), strict=True))
+
+    def last(self) -> dict[str, torch.Tensor]:
+        """Returns the maxima of the last step, [heads] fp32 by module."""
+        return self._by_module(self._last.float())
+
+    def note(self, name: str, maxima: torch.Tensor) -> None:
+        """Adds the largest logits, [heads], of one forward of a module."""
+        own = self._of_module[name]
+        own.copy_(torch.maximum(own, maxima.to(own)))
+
+    def note_given(self, name: str, maxima: torch.Tensor) -> None:
+        """Adds those that the user has found."""
+        self.note(name, maxima)
+        self._given.add(name)
+
+    def note_missing(self, name: str, found: str) -> None:
+        """Notes that a forward of a module showed no logits, and what it showed."""
+        self._missing[name] = found
+
+    # ---- AfterStep ----
+
+    def problem(self) -> str | None:
+        missing = {name: found for name, found in self._missing.items() if name not in self._given}
+        self._missing.clear()
+        for name, found in missing.items():
+            return (
+                f"QKClip: '{name}': expected a forward that calls scaled_dot_product_attention or softmax with "
+                f"{self.heads[name].num_heads} heads, got {found}. Use another implementation of attention "
+                "(attn_implementation='sdpa' in Transformers), or call clip.observe(name, maxima) in each micro-step."
+            )
+        return None
+
+    def settings(self) -> list[str]:
+        return [f"QKClip's tau = {self.tau}"]
+
+    def maxima(self) -> torch.Tensor:
+        return self._own
+
+    def row_factors(self, maxima: torch.Tensor, applies: torch.Tensor) -> dict[int, torch.Tensor]:
+        self._last.copy_(maxima)
+        self._own.fill_(-math.inf)
+        self._missing.clear()
+        self._given.clear()
+        if self.rows is None:
+            return {}
+        found = self.rows.factors(self._last, self.tau, applies)
+        owned, self._of_biases = found[: len(self.rows.parameters)], found[len(self.rows.parameters) :]
+        return dict(zip(self.rows.parameters, owned, strict=True))
+
+    def scale_others(self) -> None:
+        for bias, factors in zip(self.rows.biases if self.rows else (), self._of_biases, strict=True):
+            of_rank = local_part(bias)
+            of_rank.mul_(factors.to(of_rank.device))  # FSDP2 may offload it
