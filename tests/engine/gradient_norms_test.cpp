@@ -109,20 +109,20 @@ TEST_F(GradientNormsTest, TellsWhatIsNotFiniteOfAnyRank) {
 }
 
 TEST_F(GradientNormsTest, TakesMaximaAlong) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  constexpr double kEnd = std::numeric_limits<double>::infinity();
   fill(kSingle, at::full({6}, 0.5));
   GradientNorms norms(owned, {}, kMesh, Slot(0), 0, 2);
   const std::vector<double> without = values_of(norms.measure({}));
   norms.set_num_maxima(3);
   const auto words = [&](const at::Tensor& maxima) {
-    std::vector<double> all = values_of(norms.measure({}, maxima));
-    const auto begin = all.end() - 3;
-    EXPECT_EQ(std::vector<double>(all.begin(), begin), without);
-    return std::vector<double>(begin, all.end());
+    std::vector<double> found = values_of(norms.measure({}, maxima));
+    const auto begin = found.end() - 3;
+    EXPECT_EQ(std::vector<double>(found.begin(), begin), without);
+    return std::vector<double>(begin, found.end());
   };
-  EXPECT_EQ(words({}), (std::vector<double>{-kInfinity, -kInfinity, -kInfinity}));
-  EXPECT_EQ(words(at::tensor({-2., NAN, -kInfinity}, at::kDouble)),
-            (std::vector<double>{-2, kInfinity, -kInfinity}));
+  EXPECT_EQ(words({}), (std::vector<double>{-kEnd, -kEnd, -kEnd}));
+  EXPECT_EQ(words(at::tensor({-2., NAN, -kEnd}, at::kDouble)),
+            (std::vector<double>{-2, kEnd, -kEnd}));
   norms.set_num_maxima(0);
   EXPECT_EQ(values_of(norms.measure({})), without);
 }
