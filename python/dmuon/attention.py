@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch.nn as nn
 
@@ -78,7 +79,7 @@ class Heads:
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
 
-def grouped(module: nn.Module, query: str = "q_proj", key: str = "k_proj") -> Heads:
+def grouped(module: Any, query: str = "q_proj", key: str = "k_proj") -> Heads:
     """Returns the heads of a module with a `head_dim` and one projection each for queries and keys, as Llama has them.
 
     The numbers of heads follow from the projections' rows. A child `q_norm` or `k_norm` counts as a norm of heads.
@@ -88,18 +89,18 @@ def grouped(module: nn.Module, query: str = "q_proj", key: str = "k_proj") -> He
     return Heads(num_heads, head_dim, num_kv_heads, query, key, normed=_has_norm(module))
 
 
-def latent(module: nn.Module, num_heads: int, query: str, key: str) -> Heads:
+def latent(module: Any, num_heads: int, query: str, key: str) -> Heads:
     """Returns the heads of multi-head latent attention, as DeepSeek-V3 has it. `key` makes keys and values."""
     nope, step = module.qk_nope_head_dim, module.qk_nope_head_dim + module.v_head_dim
     rows = range(0, num_heads * step, step)
     return Heads(num_heads, nope, query=query, key=key, key_rows=rows, shared_dim=module.qk_rope_head_dim)
 
 
-def _has_norm(module: nn.Module) -> bool:
+def _has_norm(module: Any) -> bool:
     return any(getattr(module, name, None) is not None for name in ("q_norm", "k_norm"))
 
 
-def _multi_head(module: nn.MultiheadAttention) -> Heads:
+def _multi_head(module: Any) -> Heads:
     if getattr(module, "q_proj_weight", None) is not None:
         raise ValueError("expected queries, keys and values of one size, got kdim or vdim")
     if module.bias_k is not None or module.add_zero_attn:
@@ -109,11 +110,11 @@ def _multi_head(module: nn.MultiheadAttention) -> Heads:
     return Heads(module.num_heads, dim, query=fused, key=fused, key_rows=range(width, 2 * width, dim))
 
 
-def _deepseek(module: nn.Module) -> Heads:
+def _deepseek(module: Any) -> Heads:
     return latent(module, module.num_heads, "q_proj" if module.q_lora_rank is None else "q_b_proj", "kv_b_proj")
 
 
-def _titan_grouped(module: nn.Module) -> Heads:
+def _titan_grouped(module: Any) -> Heads:
     if hasattr(module.qkv_linear, "wq"):
         return grouped(module, "qkv_linear.wq", "qkv_linear.wk")
     # A group of the fused projection has its query heads, a key head and a value head.
@@ -132,12 +133,12 @@ def _titan_grouped(module: nn.Module) -> Heads:
     )
 
 
-def _titan_latent(module: nn.Module) -> Heads:
+def _titan_latent(module: Any) -> Heads:
     return latent(module, module.n_heads, "wq_b" if module.q_lora_rank else "wq", "wkv_b")
 
 
-by_class: dict[type[nn.Module] | str, Callable[[nn.Module], Heads | None]] = {
-    nn.MultiheadAttention: _multi_head,  # type: ignore[dict-item]  # a function of one class
+by_class: dict[type[nn.Module] | str, Callable[[Any], Heads | None]] = {
+    nn.MultiheadAttention: _multi_head,
     **{
         f"transformers.models.{path}Attention": grouped
         for path in (

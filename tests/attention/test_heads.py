@@ -1,4 +1,4 @@
-"""`Heads` says which rows belong to which head, and refuses what does not fit."""
+"""`Heads` lists the rows of each head, and refuses numbers that do not fit."""
 
 from __future__ import annotations
 

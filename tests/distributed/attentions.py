@@ -109,7 +109,7 @@ class Latent(nn.Module):
 
 
 class Torchs(nn.MultiheadAttention):
-    """torch's own, with a causal mask."""
+    """PyTorch's own attention has a causal mask here."""
 
     def __init__(self) -> None:
         super().__init__(WIDTH, HEADS, bias=False, batch_first=True)

@@ -1,4 +1,4 @@
-"""Which forwards count for the largest logits: of ranks that run the module, once each, or handed in by the user."""
+"""Forwards count for the largest logits on ranks that run the module, once each; users may hand in the logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What QK-clip cannot do is refused by name, on every rank."""
+"""QK-clip refuses by name, on every rank."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 from attentions import KINDS, make_model
+from checkpoints import unlike
 from models import batch, loss_of, part
-from refusals import REFUSED, Refusals, dedicated, expect_refusal
+from refusals import REFUSED, Refusals, dedicated, expect_refusal, messages_of
 from test_qk_clip import started
 from test_qk_clip_logits import hidden
-from training import AHEAD, dedicate, place_of, shard
+from tp_models import OnRanks
+from training import AHEAD, dedicate, place_of, shard, weights_of
 
 import dmuon
 
@@ -113,3 +115,32 @@ def a_tau_of_one_that_only_logs(mesh: Any) -> None:
 @pytest.mark.parametrize(REFUSED, refused)
 def test_what_does_not_fit_is_refused_by_name_on_every_rank(ranks, program, options, words):
     expect_refusal(ranks, program, options, words)
+
+
+def with_slices(mesh: Any) -> None:
+    dmuon.QKClip(OnRanks(mesh.device_type, (2, 2)).model, math.inf)
+
+
+def test_tensor_parallelism_is_refused_on_every_rank(ranks):
+    for message in messages_of(ranks, with_slices, (4,)):
+        assert "QKClip: model: expected no tensor parallelism, got slices of 2 ranks" in message
+
+
+def two_models(mesh: Any) -> list[bool]:
+    """Trains a model with QKClip and one without in turn. Returns if their weights moved."""
+    model, opt, clip = started(mesh, "latent", 1.0)
+    other, of_other, _ = started(mesh, "torchs", math.inf)
+    plain = dedicated(mesh)
+    of_plain = dmuon.Muon(plain)
+    before = weights_of(plain)
+    for number in range(2):
+        for one, optimizer in ((model, opt), (other, of_other), (plain, of_plain)):
+            loss_of(one, part(batch(number), *place_of(mesh))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    logits = clip.max_logits["blocks.0.attention"]
+    return [bool(logits.isfinite().all()), bool(unlike(weights_of(plain), before))]
+
+
+def test_models_with_other_numbers_of_heads_train_beside_each_other(ranks):
+    assert ranks.run(two_models, (2, 2)) == [[True, True]] * 4

@@ -98,14 +98,14 @@ def of_multi_head(*args: object, **options: object) -> torch.Tensor:
         for x, begin in ((query, 0), (key, width))
     ]
     # [L, batch * width] -> [batch, heads, L, dim]
-    heads = [x.view(len(x), -1, num_heads, width // num_heads).permute(1, 2, 0, 3) for x in projected]
+    q, k = (x.view(len(x), -1, num_heads, width // num_heads).permute(1, 2, 0, 3) for x in projected)
     masks = [given.get("attn_mask"), given.get("key_padding_mask")]
-    added = [_added(mask, heads[0]) for mask in masks if mask is not None]
+    added = [_added(mask, q) for mask in masks if mask is not None]
     if masks[0] is not None and masks[0].ndim == 3:
         added[0] = added[0].unflatten(0, (-1, num_heads))
     if masks[1] is not None:
         added[-1] = added[-1].view(-1, 1, 1, added[-1].shape[-1])
-    return of_operands(*heads, mask=sum(added) if added else None)
+    return of_operands(q, k, sum(added[1:], start=added[0]) if added else None)
 
 
 def _added(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

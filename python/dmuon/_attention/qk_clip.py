@@ -1,4 +1,4 @@
-"""QK-clip, and the largest attention logit of each head."""
+"""Clips the largest attention logit of each head, and shows it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class QKClip:
                 scaled, and all heads can be logged.
 
         Raises:
-            ValueError: on all ranks, if any rank finds something wrong: no module is known; a projection is not
-                Muon's, or a norm follows it, or it has other rows; or tensor parallelism cuts the model.
+            ValueError: on all ranks, if any rank finds something wrong. No module is known, a projection is not Muon's
+                or has other rows, a norm follows it, or tensor parallelism cuts the model.
         """
         runtime = runtime_of(model, "QKClip")
         runtime.refuse_inside_full_params("QKClip()")
@@ -79,7 +79,7 @@ class QKClip:
     def max_logits(self) -> Mapping[str, torch.Tensor]:
         """The largest logits of the last step, [heads] fp32 by the module's name. Equal on all ranks.
 
-        -inf before the first step, and if no rank ran the module. Does not wait for the device.
+        They are -inf before the first step, and if no rank ran the module. Does not wait for the device.
         """
         return self._clip.last()
 
@@ -90,7 +90,7 @@ class QKClip:
         Call it once a forward, in each micro-step. Not collective: a rank that did not run the module omits it.
 
         Args:
-            name: the module's, as in `max_logits`.
+            name: name of the module, as in `max_logits`.
             maxima: [heads], with the module's scale and mask.
 
         Raises:

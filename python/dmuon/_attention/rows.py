@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.nn as nn
@@ -53,16 +53,16 @@ class HeadRows:
         self._sizes = [len(piece) for piece in pieces]
         self._sources = torch.cat(pieces).to(runtime.device) if pieces else None
 
-    def factors(self, maxima: torch.Tensor, tau: float, applies: torch.Tensor) -> Sequence[torch.Tensor]:
+    def factors(self, maxima: torch.Tensor, tau: float, applies: torch.Tensor) -> list[torch.Tensor]:
         """Returns [rows] fp32 for each of `parameters`, then of `biases`. Does not wait for the device.
 
         Args:
             maxima: [heads] fp64, equal on all ranks. A head without a finite one has the factor 1.
-            tau: the logit from which a head is clipped.
+            tau: heads with a larger logit are clipped.
             applies: [] bool; if it is false all factors are 1.
         """
         if self._sources is None:
-            return ()
+            return []
         gamma = torch.where((maxima > tau) & maxima.isfinite(), tau / maxima, 1.0)
         least = gamma.new_ones(self._num_groups).scatter_reduce_(0, self._group_of, gamma, "amin")
         of_key = least.sqrt_()
@@ -70,7 +70,7 @@ class HeadRows:
         # In the order of the sources: see _Finder.
         of_sources = torch.cat([gamma.new_ones(1), of_query, gamma, of_key])
         of_sources = torch.where(applies, of_sources, 1.0).float()
-        return of_sources.index_select(0, self._sources).split(self._sizes)
+        return list(of_sources.index_select(0, self._sources).split(self._sizes))
 
 
 class _Finder:
@@ -156,9 +156,10 @@ def _check_layout(name: str, leaf: Leaf) -> None:
         )
 
 
-def _groups_of(all_heads: object) -> list[int]:
+def _groups_of(all_heads: Iterable[Heads]) -> list[int]:
+    """Returns the group of each query head, over all modules."""
     groups: list[int] = []
-    for heads in all_heads:  # type: ignore[attr-defined]
+    for heads in all_heads:
         first = groups[-1] + 1 if groups else 0
         groups += [first + head * heads.kv_heads // heads.num_heads for head in range(heads.num_heads)]
     return groups

@@ -25,7 +25,7 @@ class StepClip:
         # Since the last step: modules that showed no logits, with what was found; modules whose maxima the user gave.
         self._missing: dict[str, str] = {}
         self._given: set[str] = set()
-        self._of_biases: tuple[torch.Tensor, ...] = ()
+        self._of_biases: list[torch.Tensor] = []
 
     def _by_module(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
         return dict(zip(self.heads, values.split(self._sizes), strict=True))

@@ -1,4 +1,4 @@
-"""What may follow the optimizer's step: factors of rows, from maxima over all ranks."""
+"""Factors of rows, which follow from maxima over all ranks, behind the optimizer's step."""
 
 from __future__ import annotations
 

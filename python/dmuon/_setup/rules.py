@@ -150,7 +150,7 @@ def unfit_entries(model: nn.Module) -> list[str]:
 
 
 def qualified_name(cls: type) -> str:
-    """Returns the name by which tables of classes know a class that is not imported."""
+    """Returns the key of a class in tables that name classes without importing them."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 

@@ -45,7 +45,7 @@ struct Verdict {
 /// Computes the words of Verdict::squared_norms that this rank knows. None is below 0, and only one
 /// rank has a word that is not 0 (a parameter's owner), so that the maximum over all ranks is that
 /// rank's word. If all ranks of a tensor-parallel group have a parameter, the word of each is a
-/// T-th. Numbers of which all ranks want the maximum travel behind them. Not thread-safe.
+/// T-th. Maxima of other numbers travel behind them. Not thread-safe.
 ///
 ///     at::Tensor words = norms.measure(host);        // this rank's
 ///     executor.max_over_mesh(words, "the norms");    // all ranks'
