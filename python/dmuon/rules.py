@@ -9,9 +9,9 @@ A rule has one function. It reads one matrix at a time, after Newton-Schulz:
     optimizer = dmuon.Muon(model, rule="signed")
 
 `update` is the orthogonalised update and `weights` the present weights, both fp32 [out, in] on the model's device,
-however the matrix is stored. `state` is a dict of the rule's own tensors. `options` is a dict of this step's numbers for
-the matrix's group: "lr", "adjusted_lr" (as `adjust_lr_fn` says, for this shape), "weight_decay" and "beta2". The function
-may change the tensors that it reads: they are copies. It returns an fp32 tensor of the same shape and device.
+however the matrix is stored. `state` is a dict of the rule's own tensors. `options` is a dict of this step's numbers
+for the matrix's group: "lr", "adjusted_lr" (as `adjust_lr_fn` says, for this shape), "weight_decay" and "beta2". The
+function may change the tensors that it reads: they are copies. It returns an fp32 tensor of the same shape and device.
 
 The function runs at the matrix's owner, on CPUs in another thread than the training, with gradients off. On an
 accelerator it runs on another stream, and a read of a value on the host makes the training wait. It must compute the
@@ -83,8 +83,8 @@ def _checked_states(state: Mapping[str, tuple[Side, Side]], where: str) -> dict[
         is_pair = isinstance(sizes, tuple | list) and len(sizes) == 2
         if not is_pair or not (_is_side(sizes[0], "rows") and _is_side(sizes[1], "cols")):
             raise ValueError(
-                f"{where}: state: '{name}': expected ('rows' or a number, 'cols' or a number), numbers in [1, {_MOST}]; "
-                f"got {sizes!r}"
+                f"{where}: state: '{name}': expected ('rows' or a number, 'cols' or a number), with numbers in "
+                f"[1, {_MOST}]; got {sizes!r}"
             )
     return {name: (sizes[0], sizes[1]) for name, sizes in state.items()}
 

@@ -9,7 +9,7 @@ import pytest
 import test_rules
 import torch
 import users_rules
-from checkpoints import assert_near, unlike
+from checkpoints import assert_near, tensors_of, unlike
 from models import batch, loss_of, make_gpt, part, weights_of_plain
 from pool import RankPool
 from refusals import REFUSED, Refusals, dedicated, expect_refusal
@@ -42,10 +42,9 @@ def resume(mesh: Any, **options: Any) -> Any:
     return test_rules.resume(mesh, **options)
 
 
-@pytest.mark.parametrize("options", RULES, ids=ids)
 @pytest.mark.parametrize(("mesh", "schedule"), [*MESHES, ((1,), KEPT)])
-def test_weights_equal_a_single_process(ranks, mesh, schedule, options):
-    check(ranks, trained, mesh, schedule=schedule, **options)
+def test_weights_equal_a_single_process(ranks, mesh, schedule):
+    check(ranks, trained, mesh, schedule=schedule, rule="muonh")
 
 
 # Clipping, accumulation, a gradient that is not finite, save and load, dmuon.verify.
@@ -75,11 +74,13 @@ def test_in_bf16_each_matrix_has_its_rule(ranks, mesh, schedule, options):
         assert got["skipped"] == ([], 1) and got["loaded"] == (True, []) and got["verified"] == ""
 
 
-@pytest.mark.parametrize("options", RULES[:2], ids=ids)
-@pytest.mark.parametrize(("saved_on", "mesh"), [((1, 4), (2, 2)), ((2, 2), (3,)), ((1,), (4, 1))])
+@pytest.mark.parametrize(
+    ("saved_on", "mesh", "options"), [((1, 4), (2, 2), RULES[1]), ((2, 2), (3,), RULES[0]), ((1,), (4, 1), RULES[1])]
+)
 def test_training_goes_on_from_a_checkpoint_of_another_mesh(ranks, saved_on, mesh, options, tmp_path):
     saved, expected, _ = ranks.run(save, saved_on, directory=str(tmp_path), **options)[0]
-    assert any("radius" in name or "largest" in name for name in saved)
+    names = tensors_of(saved["optimizer"])
+    assert any(name.endswith((".radius", ".largest")) for name in names)
     for at_begin, at_end in ranks.run(resume, mesh, directory=str(tmp_path), **options):
         assert unlike(at_begin, saved) == []
         assert_near(at_end, expected, saved)
@@ -110,10 +111,9 @@ def test_a_step_on_the_sphere_keeps_each_matrixs_norm(ranks):
 
 
 def error_of_a_step(mesh: Any, rule: str, schedule: dict[str, Any]) -> str:
-    """Returns the error of the step, or of the next one where updates are late."""
+    """Returns the error of the step, or of the next one. Ranks stay, so a collective of FSDP2 would wait for them."""
     model = make_gpt(depth=2)
     dedicate(model, mesh, {"strategy": "rank0", **schedule})
-    shard(model, mesh)
     opt = dmuon.Muon(model, rule=rule)
     try:
         for step in range(2):
@@ -190,7 +190,7 @@ def another(update, weights, state, options):
 @refused("state: 'v': expected ('rows' or a number, 'cols' or a number)", state={"v": ("cols", 1)})
 @refused("state: 'v': expected ('rows' or a number, 'cols' or a number)", state={"v": (0, 1)})
 @refused("state: 'v': expected ('rows' or a number, 'cols' or a number)", state={"v": (1,)})
-@refused("expected one function, as after or as move; got after=function, move=function", move=another)
+@refused("expected one function, as after or as move; got after=function, move=int", move=1)
 @refused("expected one function, as after or as move; got after=int, move=None", after=1)
 def a_registration(mesh: Any, name: str = "another", **options: Any) -> None:
     dmuon.rules.register(name, **{"after": another, **options})
@@ -206,7 +206,7 @@ def a_rule_of_nobody(mesh: Any) -> None:
     dmuon.Muon(dedicated(mesh), rule="of_nobody")
 
 
-@refused("ranks differ", "rule of_rank_")
+@refused("ranks differ", "'rule': 'of_rank_")
 @refused("ranks differ", "with states", name="of_ranks")
 def registrations_of_ranks(mesh: Any, name: str = "") -> None:
     rank, _ = place_of(mesh)

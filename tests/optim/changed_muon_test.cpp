@@ -42,7 +42,7 @@ class ChangedMuonTest : public testing::TestWithParam<std::string> {
 };
 
 INSTANTIATE_TEST_SUITE_P(All, ChangedMuonTest, ChangedMuonTest::values(),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& rule) { return rule.param; });
 
 TEST_P(ChangedMuonTest, DecaysAloneByAZeroGradient) {
   const Tensor master = random_tensor({1, 3, 4}, 1);

@@ -83,8 +83,7 @@ inline at::Tensor random_tensor(std::vector<std::int64_t> sizes, unsigned seed) 
 
 // A rule's states of a batch [b, rows, cols], zeros.
 inline std::vector<at::Tensor> states_for(const Rule& rule, const at::Tensor& master,
-                                          std::int64_t column_blocks = 1,
-                                          bool transposed = false) {
+                                          std::int64_t column_blocks = 1, bool transposed = false) {
   std::vector<at::Tensor> states;
   for (const State& state : rule.states()) {
     std::vector<std::int64_t> sizes =

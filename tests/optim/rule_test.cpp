@@ -162,7 +162,8 @@ TEST(MakeRule, RefusesAnotherNameThanThePlansWithTheseNames) {
     FAIL() << "accepted";
   } catch (const core::InvalidArgument& error) {
     const std::string names = core::joined(plan::rule_names());  // as plans know them, and no more
-    EXPECT_STREQ(error.what(), ("Muon: rule: expected one of " + names + "; got 'another'").c_str());
+    EXPECT_STREQ(error.what(),
+                 ("Muon: rule: expected one of " + names + "; got 'another'").c_str());
   }
 }
 

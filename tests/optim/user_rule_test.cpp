@@ -19,7 +19,8 @@ namespace {
 using at::Tensor;
 using Call = std::function<UserResult(const UserMatrix&)>;
 
-MuonGroup user_group(Call call, bool moves_weights = false, const MuonOptions& options = muon(0.05)) {
+MuonGroup user_group(Call call, bool moves_weights = false,
+                     const MuonOptions& options = muon(0.05)) {
   UserFunction function{"mine", {}, moves_weights, std::move(call)};
   function.states.push_back(user_state("sums", std::nullopt, 1));
   MuonGroup group = group_of(options);
@@ -67,8 +68,9 @@ TEST(UserRule, AppliesTheUpdateThatItsFunctionReturns) {
       const auto upright = [&](const Tensor& x) { return transposed ? x[i].mT() : x[i]; };
       Tensor weights = upright(master);
       Tensor sums = at::zeros({weights.size(0), 1});
-      const double rate = adjusted(options.adjust_lr, options.lr, static_cast<double>(weights.size(0)),
-                                   static_cast<double>(weights.size(1)));
+      const double rate =
+          adjusted(options.adjust_lr, options.lr, static_cast<double>(weights.size(0)),
+                   static_cast<double>(weights.size(1)));
       for (const std::int64_t step : {0, 1}) {
         const Tensor& direction = directions.at(static_cast<std::size_t>(2 * step + i));
         ASSERT_EQ(direction.sizes(), weights.sizes());

@@ -45,7 +45,7 @@ LATE_RULE = """\
              late->options = muon;
              const py::dict locals = py::module_::import("sys").attr("_getframe")().attr("f_locals");
              if (locals.contains("group")) late->group = py::object(locals["group"]).release().ptr();
-             return MuonGroup{late, std::move(iteration),
+             return MuonGroup{late, std::move(iteration), std::move(choices)};
 """
 
 ENGINE = (
@@ -234,7 +234,7 @@ ENGINE = (
     Planted(
         "rate_read_by_a_late_update",
         BINDINGS,
-        "             return MuonGroup{optim::make_rule(rule, muon), std::move(iteration),\n",
+        "             return MuonGroup{std::move(made), std::move(iteration), std::move(choices)};\n",
         LATE_RULE,
         "An update takes the learning rate that the group has when it runs, not when step() was called.",
     ),

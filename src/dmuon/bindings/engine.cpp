@@ -192,8 +192,8 @@ void add_construction(EngineClass& engine) {
                        const layout::LeafSizes& sizes, const layout::Cuts& cuts) {
              return freed_without_gil(Engine::make(options, mesh, plan, units, sizes, cuts));
            }),
-           py::arg("options"), py::arg("mesh"), py::arg("plan"),
-           py::arg("units"), py::arg("sizes"), py::arg("cuts"))
+           py::arg("options"), py::arg("mesh"), py::arg("plan"), py::arg("units"), py::arg("sizes"),
+           py::arg("cuts"))
       .def("leaves", &Engine::leaves)
       .def(
           "num_elements",

@@ -93,7 +93,8 @@ void init_optim(py::module_& module) {
                                            optim::parse_adjust_lr(adjust_lr_fn),
                                            beta2,
                                            cautious_weight_decay};
-             return MuonGroup{rule_of(rule, muon), std::move(iteration), std::move(choices)};
+             std::shared_ptr<const optim::Rule> made = rule_of(rule, muon);
+             return MuonGroup{std::move(made), std::move(iteration), std::move(choices)};
            }),
            py::arg("lr"), py::arg("weight_decay"), py::arg("momentum"), py::arg("nesterov"),
            py::arg("coefficients"), py::arg("eps"), py::arg("adjust_lr_fn"), py::arg("ns_dtype"),

@@ -26,7 +26,8 @@ void require_rule(std::string_view rule, std::string_view expected = "plan: rule
 std::int64_t state_bytes(const Shape& shape, std::string_view rule);
 
 /// Returns the bytes an element that the update of a batch takes beside the iteration, because the
-/// rule changes the orthogonalised update: fp32 copies of it. A function of the user's may take more.
+/// rule changes the orthogonalised update: fp32 copies of it. A function of the user's may take
+/// more.
 /// @throws as require_rule.
 std::int64_t rule_update_bytes(std::string_view rule);
 

@@ -32,9 +32,9 @@ void check(const std::string& rule, const std::string& what, const Tensor& got,
                     got.device() == expected.device();
   if (fits) return;
   if (!got.defined()) core::refuse("Muon.step: rule '", rule, "': ", what, ": expected a tensor");
-  core::refuse("Muon.step: rule '", rule, "': ", what, ": expected Float ", expected.sizes(), " on ",
-               expected.device(), ", got ", toString(got.scalar_type()), " ", got.sizes(), " on ",
-               got.device());
+  core::refuse("Muon.step: rule '", rule, "': ", what, ": expected Float ", expected.sizes(),
+               " on ", expected.device(), ", got ", toString(got.scalar_type()), " ", got.sizes(),
+               " on ", got.device());
 }
 
 }  // namespace
@@ -82,14 +82,14 @@ void UserRule::apply(const Piece& piece, const Orthogonalised& orthogonalised) c
   std::vector<std::vector<Tensor>> states;
   for (std::size_t k = 1; k < piece.states.size(); ++k) states.push_back(matrices(piece.states[k]));
   for (std::size_t i = 0; i < updates.size(); ++i) {
-    UserMatrix matrix{copy_of(updates[i]),
-                      copy_of(weights[i]),
-                      {},
-                      options().lr,
-                      adjust_lr(options().adjust_lr, options().lr, weights[i].size(0),
-                                weights[i].size(1)),
-                      options().weight_decay,
-                      options().beta2};
+    UserMatrix matrix{
+        copy_of(updates[i]),
+        copy_of(weights[i]),
+        {},
+        options().lr,
+        adjust_lr(options().adjust_lr, options().lr, weights[i].size(0), weights[i].size(1)),
+        options().weight_decay,
+        options().beta2};
     for (const std::vector<Tensor>& of : states) matrix.states.push_back(copy_of(of[i]));
     const UserResult result = called(matrix);
     const auto put = [&](const Tensor& into, const Tensor& value) {

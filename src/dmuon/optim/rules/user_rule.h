@@ -10,8 +10,8 @@
 
 namespace dmuon::optim {
 
-/// One matrix as a user's rule reads it: as [out, in], however it is stored. All tensors are fp32 and
-/// on the matrix's device. They are copies, which the rule may change.
+/// One matrix as a user's rule reads it: as [out, in], however it is stored. All tensors are fp32
+/// and on the matrix's device. They are copies, which the rule may change.
 struct UserMatrix {
   at::Tensor update;               ///< [rows, cols], orthogonalised
   at::Tensor weights;              ///< [rows, cols]
@@ -34,7 +34,7 @@ struct UserResult {
 /// ranks as an error of the update.
 struct UserFunction {
   std::string name;
-  std::vector<State> states;  ///< beside the momentum; made by user_state
+  std::vector<State> states;   ///< beside the momentum; made by user_state
   bool moves_weights = false;  ///< True if `call` returns the new weights instead of an update
   std::function<UserResult(const UserMatrix&)> call;
 };
@@ -57,8 +57,8 @@ class UserRule final : public ChangedMuon {
   UserRule(const MuonOptions& options, std::shared_ptr<const UserFunction> function);
 
   const std::vector<State>& states() const override { return states_; }
-  /// @throws InvalidArgument naming the rule, if the function throws, or returns a tensor of another
-  /// dtype, other sizes or another device.
+  /// @throws InvalidArgument naming the rule, if the function throws, or returns a tensor of
+  /// another dtype, other sizes or another device.
   void apply(const Piece& piece, const Orthogonalised& update) const override;
 
  private:
