@@ -1,8 +1,9 @@
 """Views: which matrices Muon orthogonalises in a parameter.
 
-A matrix is the parameter itself, one of several that follow each other in its memory, or a block of its columns. One
-view describes all matrices of a parameter; several views describe them one after the other. Muon treats each matrix
-as a parameter of its own, with the learning rate of its own rows and columns. The parameter is saved whole.
+A matrix is the parameter itself, one of several that follow each other in its memory, a block of its columns, or a part
+of interleaved rows. One view describes all matrices of a parameter; several views describe them one after the other.
+Muon treats each matrix as a parameter of its own, with the learning rate of its own rows and columns. The parameter is
+saved whole.
 `select` of `dedicate_params` may return a view or several:
 
     def select(name, module, parameter):
@@ -17,7 +18,7 @@ start of a training and do not change them, because `Muon.load_state_dict` compa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 import torch
@@ -34,9 +35,13 @@ class View:
         cols: columns of each matrix, the length of a row of the parameter.
         column_blocks: number of equally wide blocks of columns that are orthogonalised apart.
         transposed: True if the parameter is stored as [in, out]. Only `adjust_lr_fn` then exchanges rows and columns.
+        heights: of parts whose rows are interleaved, at least two; () if rows are not interleaved. Rows then consist of
+            equal groups, and each group of parts of these heights, one above the other. The i-th parts of all groups
+            are one matrix.
 
     Raises:
-        ValueError: a number is not a positive int, or `column_blocks` does not divide `cols`.
+        ValueError: a number is not a positive int, `column_blocks` does not divide `cols`, or the sum of `heights` does
+            not divide `rows`; or there are heights beside blocks of columns or a transposed parameter.
     """
 
     count: int
@@ -44,6 +49,7 @@ class View:
     cols: int
     column_blocks: int = 1
     transposed: bool = False
+    heights: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("count", "rows", "cols", "column_blocks"):
@@ -56,6 +62,16 @@ class View:
             )
         if type(self.transposed) is not bool:
             raise ValueError(f"View: transposed: expected True or False, got {self.transposed!r}")
+        heights = self.heights
+        if type(heights) is not tuple or len(heights) == 1 or not all(type(h) is int and h >= 1 for h in heights):
+            raise ValueError(f"View: heights: expected () or a tuple of several positive integers, got {heights!r}")
+        if heights and self.rows % sum(heights):
+            raise ValueError(f"View: heights: expected a sum that divides the {self.rows} rows, got {heights}")
+        if heights and (self.transposed or self.column_blocks > 1):
+            raise ValueError(
+                f"View: heights: expected () beside column_blocks or transposed, got {heights} beside "
+                f"column_blocks = {self.column_blocks}, transposed = {self.transposed}"
+            )
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -64,13 +80,37 @@ class View:
 
     @property
     def sides(self) -> tuple[int, int]:
-        """The shape [rows, cols] of each matrix that is orthogonalised."""
-        return self.rows, self.cols // self.column_blocks
+        """The shape [rows, cols] of each matrix that is orthogonalised; of interleaved parts, the lowest one's."""
+        rows = self.num_groups * min(self.heights) if self.heights else self.rows
+        return rows, self.cols // self.column_blocks
+
+    @property
+    def num_groups(self) -> int:
+        """The number of groups of interleaved rows, 1 if rows are not interleaved."""
+        return self.rows // sum(self.heights) if self.heights else 1
+
+    def matrices(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yields the matrices to orthogonalise, as they are stored. Those of interleaved rows are copies.
+
+        The first stored matrix comes first, with its blocks of columns from left to right, or its parts in the order of
+        `heights`.
+
+        Args:
+            values: all elements of this view, in order, in any shape.
+        """
+        for stored in values.reshape(self.sizes):
+            if self.heights:
+                groups = stored.view(self.num_groups, -1, self.cols)
+                yield from (part.flatten(0, 1) for part in groups.split(self.heights, 1))
+            else:
+                yield from stored.chunk(self.column_blocks, 1)
 
     def __str__(self) -> str:
         number = f"{self.count} of " if self.count > 1 else ""
         blocks = f"{self.column_blocks}*" if self.column_blocks > 1 else ""
-        return f"{number}{self.rows} x {blocks}{self.sides[1]}{' transposed' if self.transposed else ''}"
+        groups = f"{self.num_groups}*" if self.num_groups > 1 else ""
+        rows = f"{groups}({' + '.join(map(str, self.heights))})" if self.heights else self.rows
+        return f"{number}{rows} x {blocks}{self.sides[1]}{' transposed' if self.transposed else ''}"
 
 
 def matrix(parameter: torch.Tensor) -> View:
@@ -145,6 +185,42 @@ def rows(parameter: torch.Tensor, heights: Sequence[int]) -> tuple[View, ...]:
     if not all(type(of) is int and of >= 1 for of in heights) or sum(heights) != height:
         raise ValueError(f"views.rows: heights: expected positive integers that sum to {height}, got {heights}")
     return tuple(View(len(list(alike)), of, cols) for of, alike in groupby(heights))
+
+
+def interleaved(parameter: torch.Tensor, heights: Sequence[int], by_group: bool = False) -> View:
+    """Views [groups * sum(heights), cols] as interleaved parts: each group of rows has a block of each part.
+
+    GPT-NeoX's `query_key_value` has a group for each head, and in it rows of Q, K and V:
+
+        dmuon.views.interleaved(parameter, [head_dim] * 3)  # three matrices of [heads * head_dim, cols]
+
+    DeepSeek's `kv_b_proj` has rows of K without positions and of V in each head:
+
+        dmuon.views.interleaved(parameter, [qk_nope_head_dim, v_head_dim], by_group=True)  # two for each head
+
+    The parts of a parameter have one owner, unless `by_group`. Tensor parallelism may not divide such a parameter.
+
+    Args:
+        parameter: [rows, cols].
+        heights: of the parts of a group, from above.
+        by_group: True gives each group its own matrices. False joins the i-th parts of all groups to one matrix.
+
+    Raises:
+        ValueError: the parameter has another shape, a height is not positive, or their sum does not divide the rows.
+    """
+    num_rows, cols = _sizes("interleaved", parameter, "[groups * sum(heights), cols]", 2)
+    fits = isinstance(heights, Sequence) and all(type(height) is int and height >= 1 for height in heights)
+    if not fits or not heights or num_rows % sum(heights):
+        raise ValueError(
+            f"views.interleaved: heights: expected positive integers, whose sum divides the {num_rows} rows, "
+            f"got {heights!r}"
+        )
+    group = sum(heights)
+    if by_group and len(set(heights)) == 1:
+        return View(num_rows // heights[0], heights[0], cols)
+    if len(heights) == 1:
+        return View(1, num_rows, cols)
+    return View(num_rows // group if by_group else 1, group if by_group else num_rows, cols, heights=tuple(heights))
 
 
 def columns(parameter: torch.Tensor, num_blocks: int) -> View:

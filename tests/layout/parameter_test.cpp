@@ -14,14 +14,32 @@ TEST(Parameter, HasTheShapeOfTheMatricesThatAreOrthogonalised) {
   EXPECT_EQ((View{1, 4, 6}.sizes()), (std::vector<std::int64_t>{4, 6}));
 }
 
+// Four groups of 24 rows: all 16s together are one matrix, and all 8s another.
+TEST(View, HasPartsOfInterleavedRows) {
+  const View view{.rows = 96, .cols = 6, .heights = {16, 8}};
+  EXPECT_EQ(view.num_groups(), 4);
+  EXPECT_EQ(view.row_parts(), (std::vector<RowPart>{{0, 16}, {16, 8}}));
+  EXPECT_EQ((Parameter{"a", view, 0}.shape()), (Shape{96, 6, false, 1, 1, false, {16, 8}}));
+  const View plain{2, 4, 6};
+  EXPECT_EQ(plain.num_groups(), 1);
+  EXPECT_EQ(plain.row_parts(), (std::vector<RowPart>{{0, 4}}));
+}
+
 TEST(Shape, SaysWhatItIs) {
   EXPECT_EQ(to_string({4, 8}), "4 x 8");
   EXPECT_EQ(to_string({4, 2, false, 3, 3}), "4 x 3*2");
+  EXPECT_EQ(to_string({96, 6, false, 1, 1, false, {16, 8}}), "4*(16 + 8) x 6");
+  EXPECT_EQ(to_string({24, 6, false, 4, 1, false, {16, 8}}), "4 of (16 + 8) x 6");
   EXPECT_EQ(to_string({4, 2, true, 6, 3, true}), "2 of 4 x 3*2 transposed over TP");
 }
 
 TEST(Shape, HasCostsThatDoNotDependOnPlacesInMemory) {
-  EXPECT_EQ((Shape{4, 2, true, 6, 3, true}.of_costs()), (Shape{4, 2, true, 6}));
+  EXPECT_EQ((Shape{4, 2, true, 6, 3, true}.of_costs()), (std::vector{Shape{4, 2, true, 6}}));
+}
+
+TEST(Shape, OfInterleavedRowsCostsAsMuchAsItsParts) {
+  EXPECT_EQ((Shape{96, 6, false, 2, 1, false, {16, 8}}.of_costs()),
+            (std::vector<Shape>{{64, 6, false, 2}, {32, 6, false, 2}}));
 }
 
 }  // namespace

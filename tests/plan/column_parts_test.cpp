@@ -57,8 +57,7 @@ TEST(ColumnParts, FillUpWhatTheOthersLeaveUneven) {
   const Plan plan = make_plan(inventory, mesh, "rank0", costs);
   Nanoseconds part = 0;
   for (const Parameter& parameter : inventory) {
-    if (parameter.column)
-      part = std::max(part, shape_costs(costs, parameter.shape()).batches.front().ns);
+    if (parameter.column) part = std::max(part, batch_times(costs, parameter.shape()).front().ns);
   }
   // Owner 0 has all the others, which is more than its share.
   const auto [least, most] = std::minmax_element(plan.loads_ns.begin() + 1, plan.loads_ns.end());

@@ -164,6 +164,29 @@ TEST(ModelledCosts, KnowNoLayout) {
   }
 }
 
+// Parts are updated one after the other, each in a batch of its own.
+TEST(BatchTimes, OfInterleavedRowsAddUpThoseOfTheirParts) {
+  const Shape shape{96, 6, false, 1, 1, false, {16, 8, 8}};
+  const ShapeGroups groups = group_by_shape({{"a", {1, 96, 6, 1, false, {16, 8, 8}}, 0},
+                                             {"b", {1, 96, 6, 1, false, {16, 8, 8}}, 1},
+                                             {"c", {1, 48, 6}, 1}});
+  const CostTable table = modelled_costs(groups, oracle::a800());
+  ASSERT_EQ(table.shapes.size(), 2U);  // 48 x 6, which is also the shape of c, and 24 x 6
+  EXPECT_EQ(table.shapes[0].shape, (Shape{48, 6}));
+  EXPECT_EQ(table.shapes[0].batches.back().size, 3);
+  EXPECT_EQ(table.shapes[1].shape, (Shape{24, 6}));
+  EXPECT_EQ(table.shapes[1].batches.back().size, 2);
+  const std::vector<BatchTime> times = batch_times(table, shape);
+  ASSERT_EQ(times.size(), 2U);
+  for (const BatchTime& batch : times) {
+    EXPECT_EQ(batch.ns, modelled_ns(oracle::a800(), {48, 6}, batch.size) +
+                            2 * modelled_ns(oracle::a800(), {24, 6}, batch.size));
+  }
+  const balance::Instance instance = instance_of(groups, table, 2, "muon");
+  EXPECT_EQ(instance.shapes[ShapeIndex(0)].batches, times);
+  EXPECT_EQ(instance.shapes[ShapeIndex(0)].bytes, 12 * 96 * 6);
+}
+
 TEST(Device, WithAConstantThatIsNoRateIsRejectedByName) {
   EXPECT_NO_THROW(validate(oracle::a800()));
   const std::pair<const char*, std::function<void(Device&)>> bad[] = {

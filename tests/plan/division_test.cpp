@@ -66,6 +66,17 @@ TEST(Divide, KeepsBlocksOfColumnsTogether) {
   EXPECT_EQ(oracle::divide_small(many, {1, 2}).size(), 6 + 224);
 }
 
+// Heads are divided; parts of all heads together have one owner.
+TEST(Divide, KeepsInterleavedPartsTogether) {
+  const Inventory divided = oracle::divide_small(
+      {{"heads", {4, 6, 2, 1, false, {4, 2}}, 0}, {"parts", {1, 24, 2, 1, false, {4, 2}}, 0}},
+      {1, 4});
+  ASSERT_EQ(divided.size(), 5);
+  EXPECT_EQ(divided[ParameterIndex(3)],
+            (Parameter{"heads[3:4]", {1, 6, 2, 1, false, {4, 2}}, 0, false, true}));
+  EXPECT_EQ(divided[ParameterIndex(4)], (Parameter{"parts", {1, 24, 2, 1, false, {4, 2}}, 0}));
+}
+
 TEST(Join, KeepsLayoutsApart) {
   const Inventory blocks{{"s", {6, 2, 8, 4}, 0}, {"x", {1, 2, 2}, 0}};
   EXPECT_EQ(join(oracle::divide_small(blocks, {1, 4})), blocks);

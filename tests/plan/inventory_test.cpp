@@ -18,6 +18,7 @@ PerParameter<ShapeIndex> shapes(const std::vector<int>& numbers) {
 
 TEST(Inventory, WithBadSidesUnitsOrRepeatedNamesIsRejectedByName) {
   EXPECT_NO_THROW(validate(Inventory{}));
+  EXPECT_NO_THROW(validate(Inventory{{"a", {1, 12, 4, 1, false, {2, 1}}, 0}}));
   EXPECT_NO_THROW(
       validate(Inventory{{"a", {1, 1, 1}, 0}, {"b", {1, 1, (std::int64_t{1} << 31) - 1}, 3}}));
   const Inventory bad[] = {
@@ -36,6 +37,14 @@ TEST(Inventory, WithBadSidesUnitsOrRepeatedNamesIsRejectedByName) {
       {{"layer.w",
         {(std::int64_t{1} << 31) - 1, (std::int64_t{1} << 31) - 1, (std::int64_t{1} << 31) - 1},
         0}},
+      // Heights: one, of nothing, more than the rows, no divisor, beside what excludes them.
+      {{"layer.w", {1, 12, 4, 1, false, {12}}, 0}},
+      {{"layer.w", {1, 12, 4, 1, false, {3, 0}}, 0}},
+      {{"layer.w", {1, 12, 4, 1, false, {16, 8}}, 0}},
+      {{"layer.w", {1, 12, 4, 1, false, {5, 2}}, 0}},
+      {{"layer.w", {1, 12, 4, 2, false, {2, 1}}, 0}},
+      {{"layer.w", {1, 12, 4, 1, true, {2, 1}}, 0}},
+      {{"layer.w", {1, 12, 4, 1, false, {2, 1}}, 0, true}},
       // Columns: not from 0 on, one left out, of some parameters only, of unequal parts.
       {{"layer.w", {1, 4, 4}, 0, false, false, Shard(1)}},
       {{"a", {1, 4, 4}, 0, false, false, Shard(0)},

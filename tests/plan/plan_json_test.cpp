@@ -72,14 +72,16 @@ TEST(PlanJson, KeepsLayoutsAndTakesTheirAbsenceForPlainMatrices) {
   const Inventory inventory = {{"plain", {1, 4, 6}, 0},
                                {"blocks", {1, 4, 6, 3}, 0},
                                {"stored transposed", {2, 4, 6, 1, true}, 0},
-                               {"both", {2, 4, 6, 3, true}, 0, false, true}};
+                               {"both", {2, 4, 6, 3, true}, 0, false, true},
+                               {"interleaved", {2, 12, 6, 1, false, {3, 1}}, 0}};
   const Plan plan = make_plan(inventory, {1, 2}, "load_balance", oracle::modelled(inventory));
   EXPECT_EQ(from_json(to_json(plan)), plan);
   const json assignments = json::parse(to_json(plan))["assignments"];
-  for (const char* key : {"num_matrices", "continues", "column_blocks", "transposed"})
+  for (const char* key : {"num_matrices", "continues", "column_blocks", "transposed", "heights"})
     EXPECT_FALSE(assignments[0].contains(key));
   EXPECT_EQ(assignments[3]["column_blocks"], 3);
   EXPECT_EQ(assignments[3]["transposed"], true);
+  EXPECT_EQ(assignments[4]["heights"], json({3, 1}));
 }
 
 TEST(PlanJson, HasWhatReadersLookFor) {
@@ -137,6 +139,12 @@ TEST(PlanJson, NamesThePlaceOfWhatIsWrong) {
       {"'m0' must have column_blocks that divide its",
        [](json& j) { j["assignments"][0]["column_blocks"] = 1 << 30; }},
       {"plan.assignments[0].transposed", [](json& j) { j["assignments"][0]["transposed"] = 1; }},
+      {"plan.assignments[0].heights[1]",
+       [](json& j) {
+         j["assignments"][0]["heights"] = json({1, 0});
+       }},
+      {"'m0' must have two heights or more",
+       [](json& j) { j["assignments"][0]["heights"] = json::array({1}); }},
       {"plan.assignments[0].owner", [](json& j) { j["assignments"][0]["owner"] = "0"; }},
       {"owner of parameter 'm0'", [](json& j) { j["assignments"][0]["owner"] = 7; }},
       {"plan.batches", [](json& j) { j["batches"] = nullptr; }},

@@ -268,6 +268,9 @@ TEST(Hash, ChangesWithEverythingThatMovesDataAndWithNothingElse) {
       [](Plan& p) { p.inventory[ParameterIndex(0)].tensor_parallel = true; },
       [](Plan& p) { p.inventory[ParameterIndex(0)].view.column_blocks = 2; },
       [](Plan& p) { p.inventory[ParameterIndex(0)].view.transposed = true; },
+      [](Plan& p) {
+        p.inventory[ParameterIndex(0)].view.heights = {1, 2};
+      },
   };
   for (const auto& change : changes) {
     Plan changed = plan;

@@ -81,6 +81,17 @@ TEST(Workspace, OfAStackIsThatOfABatchOfItsMatrices) {
 
 // Of a long matrix the squares are nothing: then the most is before the iteration, while the fp32
 // update is rounded.
+// Parts of 16 and of 32 rows. What is gathered are two fp32 values an element.
+TEST(Workspace, OfInterleavedRowsIsThatOfTheirPartsAndOfGatheredOperands) {
+  const Shape shape{48, 64, false, 1, 1, false, {4, 8}};
+  EXPECT_EQ(bytes(shape, 3, 2), bytes({16, 64}, 3, 2) + bytes({32, 64}, 3, 2) + 3 * 8 * 48 * 64);
+  PlanOptions options;
+  options.on_cpu = true;
+  options.ns_bytes = 4;
+  EXPECT_EQ(workspace_bytes(shape, 3, options),
+            workspace_bytes({32, 64}, 3, options) + 3 * 8 * 32 * 64);
+}
+
 TEST(Workspace, IsTheUpdateAndTheRoundedOneWhereSquaresAreSmall) {
   EXPECT_EQ(bytes({8, 800}, 2, 2), 2 * (4 + 2) * 6400);
   EXPECT_EQ(bytes({8, 800}, 2, 4), 2 * 4 * (2 * 6400 + 4 * 64));

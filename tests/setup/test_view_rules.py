@@ -52,6 +52,11 @@ def routed(model: nn.Module, select=None) -> dict[str, tuple[str | View, ...]]:
         (views.columns(torch.zeros(4, 6), 3), (1, 4, 6)),
         (views.columns(torch.zeros(5, 4, 6), 2), (5, 4, 6)),
         (views.transposed(views.experts(torch.zeros(5, 4, 6))), (5, 4, 6)),
+        (views.interleaved(torch.zeros(12, 6), [2, 1]), (1, 12, 6)),
+        (views.interleaved(torch.zeros(12, 6), [2, 1], by_group=True), (4, 3, 6)),
+        (views.interleaved(torch.zeros(12, 6), [2, 2], by_group=True), (6, 2, 6)),
+        (views.interleaved(torch.zeros(12, 6), [3]), (1, 12, 6)),
+        (views.interleaved(torch.zeros(12, 6), (3,), by_group=True), (4, 3, 6)),
     ],
 )
 def test_ready_views_have_these_sizes(view, sizes):
@@ -66,11 +71,14 @@ def test_ready_views_have_these_sizes(view, sizes):
         (views.columns(torch.zeros(4, 6), 3), (4, 2), "4 x 3*2"),
         (views.transposed(views.columns(torch.zeros(5, 4, 6), 2)), (4, 3), "5 of 4 x 2*3 transposed"),
         (views.conv1d(torch.zeros(4, 6)), (4, 6), "4 x 6 transposed"),
+        (views.interleaved(torch.zeros(12, 6), [2, 1]), (4, 6), "4*(2 + 1) x 6"),
+        (views.interleaved(torch.zeros(12, 6), [2, 1], by_group=True), (1, 6), "4 of (2 + 1) x 6"),
+        (views.interleaved(torch.zeros(12, 6), [4, 4, 4]), (4, 6), "(4 + 4 + 4) x 6"),
     ],
 )
 def test_a_view_says_which_matrices_it_has(view, sides, words):
     assert (view.sides, str(view)) == (sides, words)
-    layout = {"column_blocks": view.column_blocks, "transposed": view.transposed}
+    layout = {"column_blocks": view.column_blocks, "transposed": view.transposed, "heights": list(view.heights)}
     item = _plan.Parameter("w", view.rows, view.cols, 0, num_matrices=view.count, **layout)
     assert item.shape_text() == words
 
@@ -105,12 +113,33 @@ def test_views_of_blocks_of_rows_have_these_sizes(answer, expected):
         (lambda: views.columns(torch.zeros(4, 6), 4), "views.columns: num_blocks: expected a divisor of the 6 columns"),
         (lambda: views.columns(torch.zeros(4, 6), 3.0), "views.columns: num_blocks: .* got 3.0"),
         (lambda: views.columns(torch.zeros(6), 3), r"views.columns: parameter: expected \[rows, cols\] or"),
+        (lambda: View(1, 12, 6, heights=(12,)), r"View: heights: expected \(\) or a tuple of several"),
+        (lambda: View(1, 12, 6, heights=[2, 1]), "View: heights: expected .* got .2, 1."),
+        (lambda: View(1, 12, 6, heights=(2, 0)), "View: heights: expected .* positive"),
+        (lambda: View(1, 12, 6, heights=(3, 2)), r"View: heights: expected a sum that divides the 12 rows, got \(3, 2"),
+        (lambda: View(1, 12, 6, transposed=True, heights=(2, 1)), r"heights: expected \(\) beside column_blocks or"),
+        (lambda: View(1, 12, 6, column_blocks=2, heights=(2, 1)), r"heights: expected \(\) beside column_blocks or"),
+        (lambda: views.interleaved(torch.zeros(12, 6), [3, 2]), "views.interleaved: heights: expected .* the 12 rows"),
+        (lambda: views.interleaved(torch.zeros(12, 6), []), "views.interleaved: heights: expected positive integers"),
+        (lambda: views.interleaved(torch.zeros(12, 6), 3), "views.interleaved: heights: .* got 3"),
+        (lambda: views.interleaved(torch.zeros(2, 12, 6), [2, 1]), "views.interleaved: parameter: expected"),
         (lambda: views.transposed(torch.zeros(4, 6)), "views.transposed: view: expected a dmuon.View"),
     ],
 )
 def test_what_is_no_such_parameter_is_refused_by_name(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_matrices_of_a_view_are_these_rows_and_columns():
+    stored = torch.arange(12)[:, None] * 100 + torch.arange(6)
+    q, k = views.interleaved(stored, [2, 1]).matrices(stored)
+    assert q.equal(stored[[0, 1, 3, 4, 6, 7, 9, 10]]) and k.equal(stored[[2, 5, 8, 11]])
+    by_group = list(views.interleaved(stored, [2, 1], by_group=True).matrices(stored.view(-1)))
+    assert len(by_group) == 8 and by_group[2].equal(stored[3:5]) and by_group[3].equal(stored[5:6])
+    left, right = views.columns(stored, 2).matrices(stored)
+    assert left.equal(stored[:, :3]) and right.equal(stored[:, 3:])
+    assert [m.tolist() for m in views.per_head(stored, 4).matrices(stored)] == [r.tolist() for r in stored.split(4)]
 
 
 def test_stacks_of_experts_are_muons_and_nothing_else_of_three_dimensions():

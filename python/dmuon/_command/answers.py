@@ -13,7 +13,7 @@ from typing import Any
 from dmuon import _plan
 from dmuon._command.task import Task, read_task
 from dmuon._planning import pictures
-from dmuon._planning.owner_plan import from_file, sizes_of
+from dmuon._planning.owner_plan import from_file
 from dmuon._planning.table import mesh_text, parameters_text, table
 from dmuon._setup.strategies import MILP, strategies
 
@@ -147,7 +147,7 @@ def _described(model: _plan.Model) -> dict[str, Any]:
     items = model.inventory
     return {
         "name": model.name,
-        "matrices": sum(sizes_of(item)[0] for item in items),
+        "matrices": sum(number for item in items for number, _, _ in item.sizes_of_costs()),
         "elements": sum(item.num_matrices * item.rows * item.cols for item in items),
         "shapes": len({item.shape_text() for item in items}),
         "stand_in": model.stand_in,

@@ -9,7 +9,6 @@ from typing import Any
 
 from dmuon._command.task import read_model
 from dmuon._planning.cache import cache_folder
-from dmuon._planning.owner_plan import sizes_of
 
 logger = logging.getLogger("dmuon")
 
@@ -25,7 +24,7 @@ def tune(arguments: argparse.Namespace) -> str:
         raise ValueError(f"tune: expected one of {names}; got {' and '.join(given) or 'none'}")
     if arguments.show:
         return _shown(arguments.json)
-    shapes = arguments.shapes or [sizes_of(item) for item in read_model(arguments).inventory]
+    shapes = arguments.shapes or [sizes for item in read_model(arguments).inventory for sizes in item.sizes_of_costs()]
     import torch
 
     from dmuon import _C

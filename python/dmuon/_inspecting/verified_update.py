@@ -126,15 +126,16 @@ def _changes_alone(runtime: Runtime, opt: Muon) -> Iterator[_Change]:
         names = ("master", "gradient", *runtime.shards.states)
         for parts in zip(*(runtime.transfers.owned_parts(leaf, name) for name in names), strict=True):
             item = runtime.plan.native.inventory[parts[0].parameter]
-            layout = item.column_blocks, item.transposed
-            of_states = [sizes for _, sizes in native.state_sizes(item.rows, item.cols, *layout)]
+            layout = {"column_blocks": item.column_blocks, "transposed": item.transposed}
+            of_states = [sizes for _, sizes in native.state_sizes(item.rows, item.cols, **layout)]
             sizes = [[item.rows, item.cols], [item.rows, item.cols], *of_states]
             tensors = (part.tensor.view(item.num_matrices, *of) for part, of in zip(parts, sizes, strict=True))
             master, gradient, *states = tensors
             updated = master.clone()
             applies = torch.ones((), dtype=torch.bool, device=updated.device)
             moved = [state.clone() for state in states]
-            _C.muon_update(updated, moved[0], gradient, native, applies, *layout, others=moved[1:])
+            own = {**layout, "others": moved[1:], "heights": item.heights}
+            _C.muon_update(updated, moved[0], gradient, native, applies, **own)
             del moved  # what follows takes as much memory
             yield leaf, group, item, (updated.sub_(master), master, *states, gradient)
 
@@ -183,5 +184,9 @@ def _owned(runtime: Runtime, leaf: int) -> Iterator[tuple[torch.Tensor, torch.Te
 def _matrices_of(part: torch.Tensor, item: _plan.Parameter) -> Iterator[torch.Tensor]:
     """Yields the matrices to orthogonalise in [num_matrices, rows, cols], each as [out, in]."""
     for stacked in part:
+        if item.heights:
+            groups = stacked.unflatten(0, (-1, sum(item.heights)))
+            yield from (rows.flatten(0, 1) for rows in groups.split(item.heights, 1))
+            continue
         for matrix in stacked.chunk(item.column_blocks, dim=1):
             yield matrix.T if item.transposed else matrix

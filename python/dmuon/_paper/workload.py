@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from dmuon import _plan
 from dmuon._paper.table import PI0, QWEN, WALL_OSS, WALL_WM
-from dmuon._planning.owner_plan import sizes_of
 
 
 class Shape(NamedTuple):
@@ -39,7 +38,8 @@ class Workload(NamedTuple):
         items = _plan.model(self.catalogue_name).inventory
         return [
             Shape(min(rows, cols), max(rows, cols))
-            for number, rows, cols in map(sizes_of, items)
+            for item in items
+            for number, rows, cols in item.sizes_of_costs()
             for _ in range(number)
         ]
 

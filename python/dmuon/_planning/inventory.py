@@ -73,6 +73,7 @@ def _entry(unit: str, index: int, items: list[_plan.Parameter], is_parallel: boo
         | ({"num_matrices": item.num_matrices} if item.num_matrices > 1 else {})
         | ({"column_blocks": item.column_blocks} if item.column_blocks > 1 else {})
         | ({"transposed": True} if item.transposed else {})
+        | ({"heights": item.heights} if item.heights else {})
         | ({"continues": True} if item.continues else {})
         | ({"column": item.column} if item.column is not None else {})
         | ({"whole": True} if is_parallel and not item.tensor_parallel else {})
@@ -110,6 +111,7 @@ def inventory_of(leaves: list[Leaf], units: list[Unit]) -> list[_plan.Parameter]
                     column=number if leaf.num_columns > 1 else None,
                     column_blocks=view.column_blocks,
                     transposed=view.transposed,
+                    heights=list(view.heights),
                     tensor_parallel=leaf.cut is not None,
                 )
             )

@@ -105,11 +105,6 @@ def decide(
     return _plan.make_plan(items, mesh, strategy, costs, options)
 
 
-def sizes_of(item: _plan.Parameter) -> tuple[int, int, int]:
-    """Returns number, rows and columns of the matrices that are orthogonalised. Costs depend on these."""
-    return item.num_matrices * item.column_blocks, item.rows, item.cols // item.column_blocks
-
-
 def from_file(path: str | os.PathLike[str], read: Callable[[str], T], problem: str) -> T:
     """Reads a file and returns `read` of its text.
 

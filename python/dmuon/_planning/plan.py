@@ -15,7 +15,7 @@ import torch.nn as nn
 from dmuon import _C, _plan
 from dmuon._planning.costs import measured_costs, model_of
 from dmuon._planning.inventory import inventory_of, routed
-from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, Plan, decide, from_file, reserve_bytes, sizes_of
+from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, Plan, decide, from_file, reserve_bytes
 from dmuon._setup import user_rules
 from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of, plain_module
@@ -152,16 +152,19 @@ def make_plan(
     mesh = ranks.shape
     items = _plan.divide(inventory_of(leaves, units), mesh, planning.smallest_part)
     # Without batching, costs are of single matrices, so one of each shape is enough.
-    costed = items if dedication.ablation.batching else list({sizes_of(item): item for item in items}.values())
+    costed = (
+        items if dedication.ablation.batching else list({tuple(item.sizes_of_costs()): item for item in items}.values())
+    )
     numbers = itertools.accumulate(not item.continues for item in items)  # the number of each item's leaf, from 1
     dtypes = {
-        sizes_of(item): dtypes_of(dedication.mp_policy, leaves[number - 1].parameter.dtype)
+        sizes: dtypes_of(dedication.mp_policy, leaves[number - 1].parameter.dtype)
         for item, number in zip(items, numbers, strict=True)
+        for sizes in item.sizes_of_costs()
     }
     table = None
     needs_costs = planning.plan is None and planning.strategy not in _WITHOUT_COSTS and ranks.size > 1
     if needs_costs and planning.costs == "measured":
-        shapes = Counter(sizes_of(item) for item in costed)
+        shapes = Counter(sizes for item in costed for sizes in set(item.sizes_of_costs()))
         compute_dtypes = {shape: compute for shape, (compute, _) in dtypes.items()}
         table = measured_costs(ranks, shapes, _costed(muon), compute_dtypes, device, tuned)
 

@@ -15,7 +15,6 @@ import torch.nn as nn
 from dmuon import _plan
 from dmuon._planning.choices import cached_choices
 from dmuon._planning.inventory import inventory_of
-from dmuon._planning.owner_plan import sizes_of
 from dmuon._planning.plan import make_plan
 from dmuon._running.casts import guard_casts
 from dmuon._running.checks import check_host_parameters, check_parameters, check_sentinels, check_units
@@ -111,7 +110,7 @@ def start(
     process_groups(dedication.ranks)  # collective, so outside of the agreement below
     if dedication.across_ranks.copies_buffers(dedication.schedule.replicated):
         slots_group(dedication.ranks)  # likewise
-    shapes = {sizes_of(item) for item in inventory_of(dedication.leaves, units)}
+    shapes = {sizes for item in inventory_of(dedication.leaves, units) for sizes in item.sizes_of_costs()}
     tuned = cached_choices(dedication.ranks, shapes, muon, device)
     plan = make_plan(dedication, units, muon, device, tuned)
     with agreement(dedication.ranks, "Muon"):  # an owner may lack memory, for example

@@ -26,7 +26,7 @@ _COMPUTED_FROM = re.compile("(.+)_(g|v|orig)")
 _FUSED = {
     **dict.fromkeys(("qkv", "qkv_proj", "to_qkv", "in_proj_weight", "c_attn"), "qkv"),
     **dict.fromkeys(
-        ("wqkv", "query_key_value"), "per_head, or qkv if all rows of Q come first"
+        ("wqkv", "query_key_value"), "per_head or interleaved, or qkv if all rows of Q come first"
     ),  # GPT-NeoX, torchtitan
     **dict.fromkeys(("kv", "wkv", "kv_proj", "to_kv"), "rows"),
     **dict.fromkeys(("gate_up", "gate_up_proj", "w13"), "gate_up"),

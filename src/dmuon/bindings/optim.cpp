@@ -66,7 +66,7 @@ std::vector<std::pair<std::string, std::vector<std::int64_t>>> state_sizes(
     bool transposed) {
   std::vector<std::pair<std::string, std::vector<std::int64_t>>> sizes;
   for (const optim::State& state : group.rule->states())
-    sizes.emplace_back(state.name, state.sizes_of({1, rows, cols, column_blocks, transposed}));
+    sizes.emplace_back(state.name, state.sizes_of({1, rows, cols, column_blocks, transposed, {}}));
   return sizes;
 }
 
@@ -127,7 +127,8 @@ void init_optim(py::module_& module) {
   module.def("muon_update", &optim::muon_update, py::arg("master"), py::arg("momentum"),
              py::arg("gradient"), py::arg("group"), py::arg("applies"),
              py::arg("column_blocks") = 1, py::arg("transposed") = false,
-             py::arg("memo") = std::nullopt, py::arg("others") = std::vector<at::Tensor>(), no_gil);
+             py::arg("memo") = std::nullopt, py::arg("others") = std::vector<at::Tensor>(),
+             py::arg("heights") = std::vector<std::int64_t>(), no_gil);
 }
 
 }  // namespace dmuon::bindings

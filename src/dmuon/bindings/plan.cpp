@@ -1,6 +1,7 @@
 #include "dmuon/plan/plan.h"
 
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "dmuon/bindings/index_caster.h"
@@ -23,26 +24,37 @@ using plan::PlanOptions;
 
 namespace {
 
+// Returns number of matrices, rows and cols of the shapes whose costs add up to a parameter's.
+std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>> sizes_of_costs(
+    const Parameter& parameter) {
+  std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>> all;
+  for (const plan::Shape& shape : parameter.shape().of_costs())
+    all.emplace_back(shape.num_matrices, shape.rows, shape.cols);
+  return all;
+}
+
 void init_parameter(py::module_& module) {
   py::class_<Parameter>(module, "Parameter",
                         "One dedicated parameter: matrices that follow each other in memory.")
       .def(py::init([](std::string name, std::int64_t rows, std::int64_t cols, int unit,
                        bool tensor_parallel, std::int64_t num_matrices, bool continues,
                        std::optional<core::Shard> column, std::int64_t column_blocks,
-                       bool transposed) {
+                       bool transposed, std::vector<std::int64_t> heights) {
              core::require(column_blocks >= 1,
                            "Parameter: column_blocks: expected at least 1; got ", column_blocks);
-             return Parameter{std::move(name),
-                              {num_matrices, rows, cols, column_blocks, transposed},
-                              unit,
-                              tensor_parallel,
-                              continues,
-                              column};
+             return Parameter{
+                 std::move(name),
+                 {num_matrices, rows, cols, column_blocks, transposed, std::move(heights)},
+                 unit,
+                 tensor_parallel,
+                 continues,
+                 column};
            }),
            py::arg("name"), py::arg("rows"), py::arg("cols"), py::arg("unit"),
            py::arg("tensor_parallel") = false, py::arg("num_matrices") = 1,
            py::arg("continues") = false, py::arg("column") = py::none(),
-           py::arg("column_blocks") = 1, py::arg("transposed") = false)
+           py::arg("column_blocks") = 1, py::arg("transposed") = false,
+           py::arg("heights") = std::vector<std::int64_t>())
       .def_readonly("name", &Parameter::name)
       .def_property_readonly("rows", [](const Parameter& p) { return p.view.rows; })
       .def_property_readonly("cols", [](const Parameter& p) { return p.view.cols; })
@@ -54,6 +66,8 @@ void init_parameter(py::module_& module) {
       .def_property_readonly("column_blocks",
                              [](const Parameter& p) { return p.view.column_blocks; })
       .def_property_readonly("transposed", [](const Parameter& p) { return p.view.transposed; })
+      .def_property_readonly("heights", [](const Parameter& p) { return p.view.heights; })
+      .def("sizes_of_costs", &sizes_of_costs)
       .def("shape_text", [](const Parameter& p) { return layout::to_string(p.shape()); });
 }
 
@@ -123,7 +137,7 @@ CostTable cost_table(
 std::vector<std::pair<int, std::int64_t>> batches_of_shape(const CostTable& table,
                                                            const Parameter& parameter) {
   std::vector<std::pair<int, std::int64_t>> batches;
-  for (const auto& [size, ns] : plan::shape_costs(table, parameter.shape()).batches) {
+  for (const auto& [size, ns] : plan::batch_times(table, parameter.shape())) {
     batches.emplace_back(size, ns);
   }
   return batches;

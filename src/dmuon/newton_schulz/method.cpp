@@ -96,9 +96,10 @@ const Elementwise& elementwise_named(const std::string& name, c10::Device device
 
 // Appends views of the single matrices of [..., rows, cols]. A reshape would copy blocks of
 // columns.
-void append_matrices(const Tensor& batch, std::vector<Tensor>& pieces) {
-  if (batch.dim() == 2) return pieces.push_back(batch);
-  for (std::int64_t i = 0; i < batch.size(0); ++i) append_matrices(batch.select(0, i), pieces);
+void append_matrices(const Tensor& batch, std::int64_t matrix_dims, std::vector<Tensor>& pieces) {
+  if (batch.dim() == matrix_dims) return pieces.push_back(batch);
+  for (std::int64_t i = 0; i < batch.size(0); ++i)
+    append_matrices(batch.select(0, i), matrix_dims, pieces);
 }
 
 }  // namespace
@@ -137,17 +138,17 @@ Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, 
   return usual;
 }
 
-std::vector<Tensor> Method::pieces_of(const Tensor& batch) const {
+std::vector<Tensor> Method::pieces_of(const Tensor& batch, std::int64_t matrix_dims) const {
   std::vector<Tensor> pieces;
   if (batch.numel() == 0) return pieces;
   if (!batched) {
-    append_matrices(batch, pieces);
+    append_matrices(batch, matrix_dims, pieces);
     return pieces;
   }
-  if (batch.dim() == 2) return {batch.unsqueeze(0)};
+  if (batch.dim() == matrix_dims) return {batch.unsqueeze(0)};
   // A piece has all blocks of columns of its matrices.
   std::int64_t in_one = 1;
-  for (std::int64_t i = 1; i < batch.dim() - 2; ++i) in_one *= batch.size(i);
+  for (std::int64_t i = 1; i < batch.dim() - matrix_dims; ++i) in_one *= batch.size(i);
   const std::int64_t at_once = products.at_once(rows, cols, in_one * batch.size(0), dtype);
   const std::int64_t step = std::max<std::int64_t>(1, at_once / in_one);
   for (std::int64_t first = 0; first < batch.size(0); first += step)

@@ -75,9 +75,10 @@ struct Method {
   /// Divides a batch into the pieces that go through the iteration together: matrices one by one,
   /// [rows, cols], or some of a batch, [b, ..., rows, cols]. Pieces are views. Tensors with equal
   /// leading dimensions have corresponding pieces.
-  /// @param batch  [..., rows, cols], or other matrices with the same leading dimensions. An empty
-  ///               tensor has no pieces.
-  std::vector<at::Tensor> pieces_of(const at::Tensor& batch) const;
+  /// @param batch        [..., rows, cols], or other matrices with the same leading dimensions. An
+  ///                     empty tensor has no pieces.
+  /// @param matrix_dims  dimensions of one matrix, the last ones: 3 if its rows are in groups.
+  std::vector<at::Tensor> pieces_of(const at::Tensor& batch, std::int64_t matrix_dims = 2) const;
 };
 
 /// Checks the members of `options` that depend on no shape.

@@ -19,6 +19,11 @@ struct MuonGroup {
   newton_schulz::Choices choices = {};  ///< of the shapes that were tuned
 };
 
+/// Returns the rows of stored matrices that are orthogonalised together: views for a BatchUpdate.
+/// @param stored  tensors [b, rows, cols], contiguous; memo [b, 1, words * row_parts().size()].
+/// @param part    at this place of view.row_parts().
+Piece part_of(const Piece& stored, const layout::View& view, std::size_t part);
+
 /// The update of a batch of equally shaped matrices, in three calls, once each:
 ///
 ///     BatchUpdate update(group, batch);
@@ -34,9 +39,11 @@ struct MuonGroup {
 /// the other through all of them, with the same bits and the memory of one piece.
 class BatchUpdate {
  public:
-  /// @param batch          tensors [b, rows, cols], contiguous.
+  /// @param batch          tensors [b, rows, cols], contiguous, or a part_of these; or
+  ///                       [b, groups, height, cols], interleaved rows of b matrices, which are
+  ///                       gathered while a piece is updated.
   /// @param column_blocks  divides cols: the number of equal blocks of columns of each matrix that
-  ///                       are orthogonalised apart.
+  ///                       are orthogonalised apart. 1 if rows are interleaved.
   /// @param scalars        of the step, which other updates may share, with those of the group's
   ///                       rule at `place`; null: this object's own.
   /// @throws InvalidArgument as newton_schulz::method_for.
@@ -52,9 +59,11 @@ class BatchUpdate {
  private:
   newton_schulz::Start prepared(Piece& piece) const;
   Orthogonalised orthogonalised(newton_schulz::Start start) const;
+  void applied(const Piece& piece, const Orthogonalised& update) const;
 
   std::shared_ptr<const Rule> rule_;
   std::optional<newton_schulz::Method> method_;  // unset: no pieces
+  bool interleaved_;
   std::vector<Piece> pieces_;
   std::shared_ptr<StepScalars> scalars_;
   std::size_t place_;

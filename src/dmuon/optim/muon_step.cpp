@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 
@@ -70,6 +71,18 @@ void check(const at::Tensor& master, const at::Tensor& momentum, const at::Tenso
   }
 }
 
+void check(const layout::View& view, const at::Tensor& master) {
+  if (view.heights.empty()) return;
+  const std::int64_t rows =
+      std::accumulate(view.heights.begin(), view.heights.end(), std::int64_t{0});
+  core::require(view.heights.size() >= 2 && std::ranges::min(view.heights) >= 1 &&
+                    view.rows % rows == 0 && view.column_blocks == 1 && !view.transposed &&
+                    master.dim() == 3,
+                "update: heights: expected several of at least 1, whose sum divides the rows of "
+                "[b, rows, cols], without blocks of columns and not transposed; got ",
+                view.heights.size(), " with a sum of ", rows, " for master ", master.sizes());
+}
+
 void check(const std::vector<at::Tensor>& given, const std::vector<State>& states,
            const layout::View& view) {
   core::require(given.size() == states.size(), "update: others: expected ", states.size() - 1,
@@ -88,25 +101,26 @@ void check(const std::vector<at::Tensor>& given, const std::vector<State>& state
 void muon_update(const at::Tensor& master, const at::Tensor& momentum, const at::Tensor& gradient,
                  const MuonGroup& group, const at::Tensor& applies, std::int64_t column_blocks,
                  bool transposed, const std::optional<at::Tensor>& memo,
-                 const std::vector<at::Tensor>& others) {
+                 const std::vector<at::Tensor>& others, const std::vector<std::int64_t>& heights) {
   check(master, momentum, gradient);
   std::vector<at::Tensor> states{momentum};
   states.insert(states.end(), others.begin(), others.end());
-  check(states, group.rule->states(),
-        {.rows = master.size(-2),
-         .cols = master.size(-1),
-         .column_blocks = column_blocks,
-         .transposed = transposed});
+  const layout::View view{.rows = master.size(-2),
+                          .cols = master.size(-1),
+                          .column_blocks = column_blocks,
+                          .transposed = transposed,
+                          .heights = heights};
+  check(view, master);
+  check(states, group.rule->states(), view);
   const c10::AutoGradMode no_grad(false);
-  BatchUpdate update(group,
-                     {.weights = master,
-                      .gradient = gradient,
-                      .states = std::move(states),
-                      .applies = applies,
-                      .memo = memo.value_or(at::Tensor()),
-                      .transposed = transposed},
-                     column_blocks);
-  update.run();
+  const Piece stored{.weights = master,
+                     .gradient = gradient,
+                     .states = std::move(states),
+                     .applies = applies,
+                     .memo = memo.value_or(at::Tensor()),
+                     .transposed = transposed};
+  for (std::size_t part = 0; part < view.row_parts().size(); ++part)
+    BatchUpdate(group, part_of(stored, view, part), column_blocks).run();
 }
 
 MuonUpdate::MuonUpdate(const wire::Owned& owned, std::vector<MuonGroup> groups,
@@ -136,9 +150,12 @@ std::vector<MuonUpdate::Run> MuonUpdate::runs_of(const wire::OwnedBatch& batch) 
     if (group(begin) < 0) continue;
     const MuonGroup& of_these = groups_.at(static_cast<std::size_t>(group(begin)));
     const layout::View& view = batch.view;
-    const std::size_t place = scalars_->add(
-        of_these.rule->scalars(view.rows, view.cols / view.column_blocks, view.transposed));
-    runs.push_back({begin, end, &of_these, place});
+    const std::vector<layout::RowPart> parts = view.row_parts();
+    for (std::size_t part = 0; part < parts.size(); ++part) {
+      const std::size_t place = scalars_->add(of_these.rule->scalars(
+          view.num_groups() * parts[part].height, view.cols / view.column_blocks, view.transposed));
+      runs.push_back({begin, end, part, &of_these, place});
+    }
   }
   return runs;
 }
@@ -149,15 +166,15 @@ std::vector<BatchUpdate> MuonUpdate::updates_of(core::BatchIndex index, const at
   std::vector<BatchUpdate> updates;
   for (const Run& run : runs_[index]) {
     const auto part = [&](const std::string& name) { return batch.part(name, run.begin, run.end); };
-    Piece piece{.weights = part(wire::kMaster),
-                .gradient = part(wire::kGradient),
-                .applies = applies,
-                .transposed = batch.view.transposed,
-                .gradient_factor = gradient_factor};
-    if (batch.tensors.contains(kMemo)) piece.memo = part(kMemo);
-    for (const State& state : run.group->rule->states()) piece.states.push_back(part(state.name));
-    updates.emplace_back(*run.group, std::move(piece), batch.view.column_blocks, scalars_,
-                         run.scalars);
+    Piece stored{.weights = part(wire::kMaster),
+                 .gradient = part(wire::kGradient),
+                 .applies = applies,
+                 .transposed = batch.view.transposed,
+                 .gradient_factor = gradient_factor};
+    if (batch.tensors.contains(kMemo)) stored.memo = part(kMemo);
+    for (const State& state : run.group->rule->states()) stored.states.push_back(part(state.name));
+    updates.emplace_back(*run.group, part_of(stored, batch.view, run.part),
+                         batch.view.column_blocks, scalars_, run.scalars);
   }
   return updates;
 }
@@ -175,13 +192,16 @@ std::string MuonUpdate::key_of(core::BatchIndex index) const {
   }
   const layout::View& view = batch.view;
   for (const std::int64_t size : {view.rows, view.cols, view.column_blocks}) key.add(size);
+  key.add(view.heights.size());
+  for (const std::int64_t height : view.heights) key.add(height);
   key.add(view.transposed);
   for (const Run& run : runs_[index]) {
-    for (const std::size_t place : {run.begin, run.end, run.scalars}) key.add(place);
+    for (const std::size_t place : {run.begin, run.end, run.part, run.scalars}) key.add(place);
     for (const std::size_t place : {run.begin, run.end}) key.add(batch.first_matrix.at(place));
     key.add(run.group->rule->constants());
     key.add(run.group->iteration);
-    const auto tuned = run.group->choices.find({view.rows, view.cols / view.column_blocks});
+    const std::int64_t rows = view.num_groups() * view.row_parts().at(run.part).height;
+    const auto tuned = run.group->choices.find({rows, view.cols / view.column_blocks});
     key.add(tuned != run.group->choices.end());
     if (tuned != run.group->choices.end()) key.add(tuned->second);
   }
@@ -248,7 +268,8 @@ std::vector<std::string> add_states(engine::Engine& engine, const Rule& rule,
   }
   if (memo_words > 0 && engine.slices() == nullptr) {
     engine.owned().add(kMemo, [memo_words](const layout::View& view) {
-      return std::vector<std::int64_t>{1, memo_words * view.column_blocks};
+      const auto num_parts = static_cast<std::int64_t>(view.row_parts().size());
+      return std::vector<std::int64_t>{1, memo_words * view.column_blocks * num_parts};
     });
   }
   return names;

@@ -29,6 +29,8 @@ namespace dmuon::optim {
 ///   after it    8  by kernels/cpu, if the last product goes straight into the weights
 ///              12  otherwise: also the product's result, out and in
 ///
+/// Interleaved rows take 40 more: 24 before to gather gradient and momentum, 16 after for weights.
+///
 /// A factor of the gradient (Piece::gradient_factor) takes none on CPUs, where nesterov is on or a
 /// matrix is by itself; else 8, as a pass over the gradient would.
 ///
@@ -36,14 +38,17 @@ namespace dmuon::optim {
 /// @param applies     [] bool, on the same device: false leaves master and momentum as they are,
 ///                    whatever the gradient holds. The host does not wait to learn it.
 /// @param transposed  True if the learning rate takes columns for rows, and rows for columns.
-/// @param memo        [..., 1, words * column_blocks] (newton_schulz::MomentumStep), or nothing.
+/// @param memo        [..., 1, words * column_blocks] (newton_schulz::MomentumStep), or nothing;
+///                    of interleaved rows words * the number of heights.
 /// @param others      the rule's states after the momentum, as Piece has them.
+/// @param heights     of interleaved rows (layout::View); then tensors are [b, rows, cols].
 /// @throws InvalidArgument naming the first tensor that is no fp32 of master's sizes and device,
-///         or the sizes of others; or as method_for.
+///         or the sizes of others, or heights that do not fit; or as method_for.
 void muon_update(const at::Tensor& master, const at::Tensor& momentum, const at::Tensor& gradient,
                  const MuonGroup& group, const at::Tensor& applies, std::int64_t column_blocks = 1,
                  bool transposed = false, const std::optional<at::Tensor>& memo = {},
-                 const std::vector<at::Tensor>& others = {});
+                 const std::vector<at::Tensor>& others = {},
+                 const std::vector<std::int64_t>& heights = {});
 
 /// One step's update of what a rank owns: a BatchUpdate for each batch, or several. On CPUs
 /// orthogonalise() does all of a batch's update, piece by piece, so that the batch takes the memory
@@ -67,10 +72,11 @@ class MuonUpdate final : public engine::Update {
   void apply(core::BatchIndex batch) override;
 
  private:
-  // Neighbours of one group, at places [begin, end) of a batch.
+  // Neighbours of one group, at places [begin, end) of a batch, or one part of their rows.
   struct Run {
     std::size_t begin;
     std::size_t end;
+    std::size_t part;  // of View::row_parts
     const MuonGroup* group;
     std::size_t scalars;  // their place in scalars_
   };

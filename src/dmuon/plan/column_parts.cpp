@@ -52,7 +52,7 @@ std::int64_t dealt_bytes(const Plan& plan) {
 void deal(const Plan& plan, const ShapeGroups& groups, balance::Assignment assignment,
           PerParameter<Owner>* owner) {
   const auto cost = [&](ParameterIndex w) {
-    return shape_costs(plan.costs, plan.inventory[w].shape()).batches.front().ns;
+    return batch_times(plan.costs, plan.inventory[w].shape()).front().ns;
   };
   for (const ParameterIndex w :
        core::sorted_by(plan.inventory.indices(), [&](ParameterIndex one) { return -cost(one); })) {

@@ -58,14 +58,19 @@ void check_batch(const Plan& plan, std::size_t index, PerParameter<bool>& seen) 
 }
 
 Nanoseconds time_of(const CostTable& costs, const Shape& shape, std::ptrdiff_t num_batch) {
-  for (const ShapeCosts& entry : costs.shapes) {
-    if (entry.shape != shape.of_costs()) continue;
-    for (const BatchTime& batch : entry.batches) {
-      if (batch.size == num_batch) return batch.ns;
+  const auto time_of_part = [&](const Shape& part) {
+    for (const ShapeCosts& entry : costs.shapes) {
+      if (entry.shape != part) continue;
+      for (const BatchTime& batch : entry.batches) {
+        if (batch.size == num_batch) return batch.ns;
+      }
     }
-  }
-  core::refuse("plan: costs must have a time for a batch of ", num_batch, " of ", to_string(shape),
-               "; got none");
+    core::refuse("plan: costs must have a time for a batch of ", num_batch, " of ", to_string(part),
+                 "; got none");
+  };
+  Nanoseconds sum = 0;
+  for (const Shape& part : shape.of_costs()) sum += time_of_part(part);
+  return sum;
 }
 
 double mean_batch_units(const Plan& plan) {

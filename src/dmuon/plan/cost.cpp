@@ -4,6 +4,8 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <span>
+#include <utility>
 
 #include "dmuon/core/error.h"
 #include "dmuon/flops/newton_schulz.h"
@@ -76,6 +78,17 @@ double link_seconds(const Device& device, const Shape& shape, int num_batch, int
   return bytes / (device.link_gb_per_s * 1e9) + 2 * device.launch_us * 1e-6;
 }
 
+// Returns the table's only entry for one of Shape::of_costs.
+const ShapeCosts& entry_of(const CostTable& costs, const Shape& shape) {
+  const auto is_it = [&](const ShapeCosts& entry) { return entry.shape == shape; };
+  const auto found = std::find_if(costs.shapes.begin(), costs.shapes.end(), is_it);
+  core::require(found != costs.shapes.end(), "costs: expected an entry for shape ",
+                to_string(shape), "; got none");
+  core::require(std::find_if(found + 1, costs.shapes.end(), is_it) == costs.shapes.end(),
+                "costs: expected one entry for shape ", to_string(shape), "; got two");
+  return *found;
+}
+
 }  // namespace
 
 std::vector<int> candidate_batches(const Shape& shape, int num_matrices) {
@@ -109,9 +122,11 @@ CostTable modelled_costs(const ShapeGroups& groups, const Device& device, int te
   std::vector<Shape> shapes;  // by first appearance
   std::map<Shape, int> num_parameters;
   for (const ShapeIndex s : groups.shapes.indices()) {
-    const Shape shape = groups.shapes[s].of_costs();
-    if (!num_parameters.contains(shape)) shapes.push_back(shape);
-    num_parameters[shape] += groups.num_matrices[s];
+    std::set<Shape> seen;  // equal parts of one shape are not updated together
+    for (const Shape& shape : groups.shapes[s].of_costs()) {
+      if (!num_parameters.contains(shape)) shapes.push_back(shape);
+      if (seen.insert(shape).second) num_parameters[shape] += groups.num_matrices[s];
+    }
   }
   for (const Shape& shape : shapes) {
     ShapeCosts costs{shape, {}};
@@ -140,14 +155,18 @@ CostTable with_exchange(CostTable costs, const Device& device, int tensor_parall
   return costs;
 }
 
-const ShapeCosts& shape_costs(const CostTable& costs, const Shape& shape) {
-  const auto is_it = [&](const ShapeCosts& entry) { return entry.shape == shape.of_costs(); };
-  const auto found = std::find_if(costs.shapes.begin(), costs.shapes.end(), is_it);
-  core::require(found != costs.shapes.end(), "costs: expected an entry for shape ",
-                to_string(shape), "; got none");
-  core::require(std::find_if(found + 1, costs.shapes.end(), is_it) == costs.shapes.end(),
-                "costs: expected one entry for shape ", to_string(shape), "; got two");
-  return *found;
+std::vector<BatchTime> batch_times(const CostTable& costs, const Shape& shape) {
+  const std::vector<Shape> parts = shape.of_costs();
+  std::vector<BatchTime> sums = entry_of(costs, parts.front()).batches;
+  for (const Shape& part : std::span(parts).subspan(1)) {
+    std::vector<BatchTime> common;
+    for (const auto& [size, ns] : entry_of(costs, part).batches) {
+      const auto found = std::ranges::find(sums, size, &BatchTime::size);
+      if (found != sums.end()) common.push_back({size, found->ns + ns});
+    }
+    sums = std::move(common);
+  }
+  return sums;
 }
 
 balance::Instance instance_of(const ShapeGroups& groups, const CostTable& costs, int num_owners,
@@ -157,7 +176,7 @@ balance::Instance instance_of(const ShapeGroups& groups, const CostTable& costs,
   for (const ShapeIndex s : groups.shapes.indices()) {
     const Shape& shape = groups.shapes[s];
     instance.shapes.push_back(
-        {groups.num_matrices[s], shape_costs(costs, shape).batches, state_bytes(shape, rule)});
+        {groups.num_matrices[s], batch_times(costs, shape), state_bytes(shape, rule)});
   }
   balance::validate(instance);
   return instance;

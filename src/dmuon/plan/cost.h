@@ -18,7 +18,7 @@ inline double milliseconds(Nanoseconds ns) { return static_cast<double>(ns) / 1e
 /// The costs c[s,b] of one shape: times of the *whole* owner path (momentum, Newton-Schulz, update,
 /// cast) for a batch (paper, sec:loadbalance).
 struct ShapeCosts {
-  Shape shape;                     ///< of costs (Shape::of_costs)
+  Shape shape;                     ///< one of Shape::of_costs
   std::vector<BatchTime> batches;  ///< ascending sizes, the first of them 1
 
   bool operator==(const ShapeCosts&) const = default;
@@ -48,9 +48,10 @@ CostTable modelled_costs(const ShapeGroups& groups, const Device& device, int te
 /// over the ranks of tensor parallelism, whose exchange is modelled. Entries that are there stay.
 CostTable with_exchange(CostTable costs, const Device& device, int tensor_parallel);
 
-/// Returns the table's only entry for a shape.
-/// @throws InvalidArgument unless there is exactly one.
-const ShapeCosts& shape_costs(const CostTable& costs, const Shape& shape);
+/// Returns times of a shape's batches, in ascending sizes: sums over the table's only entries for
+/// Shape::of_costs, for the sizes that all of these entries have.
+/// @throws InvalidArgument unless there is exactly one entry for each.
+std::vector<BatchTime> batch_times(const CostTable& costs, const Shape& shape);
 
 /// Returns the input of balance: one entry a shape of `groups`, in its order, with the number of
 /// matrices.

@@ -21,9 +21,12 @@ constexpr double kLargestPart = 1. / 8;
 
 // The number that Newton-Schulz' FLOPs grow with.
 double work_of(const Parameter& parameter) {
-  const Shape shape = parameter.shape();
-  return static_cast<double>(shape.num_elements()) *
-         static_cast<double>(std::min(shape.rows, shape.cols));
+  double work = 0;
+  for (const Shape& shape : parameter.shape().of_costs()) {
+    work += static_cast<double>(shape.num_elements()) *
+            static_cast<double>(std::min(shape.rows, shape.cols));
+  }
+  return work;
 }
 
 // Returns the leaf's name and its first matrix: name and a of "name[a:b]", otherwise 0.

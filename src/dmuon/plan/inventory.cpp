@@ -51,6 +51,28 @@ class ColumnOrder {
   std::vector<std::int64_t> sizes_;    // by column
 };
 
+// The sum of heights is at most the rows, which the caller has checked.
+void check_heights(const Parameter& parameter) {
+  const View& view = parameter.view;
+  if (view.heights.empty()) return;
+  std::int64_t left = view.rows;
+  for (const std::int64_t height : view.heights) {
+    core::require(height >= 1 && height <= left, "Inventory: parameter '", parameter.name,
+                  "' must have heights >= 1 that add up to at most its ", view.rows,
+                  " rows; got a height of ", height);
+    left -= height;
+  }
+  core::require(view.heights.size() >= 2 && view.rows % (view.rows - left) == 0,
+                "Inventory: parameter '", parameter.name,
+                "' must have two heights or more, whose sum divides its ", view.rows, " rows; got ",
+                view.heights.size(), " with a sum of ", view.rows - left);
+  core::require(view.column_blocks == 1 && !view.transposed && !parameter.tensor_parallel,
+                "Inventory: parameter '", parameter.name,
+                "' must not have interleaved rows beside blocks of columns, a transposed matrix or "
+                "tensor parallelism; got ",
+                to_string(parameter.shape()));
+}
+
 }  // namespace
 
 void validate(const Inventory& inventory) {
@@ -80,6 +102,7 @@ void validate(const Inventory& inventory) {
                   "Inventory: parameter '", parameter.name,
                   "' must have column_blocks that divide its ", parameter.view.cols, " cols; got ",
                   parameter.view.column_blocks);
+    check_heights(parameter);
     core::require(parameter.unit >= 0, "Inventory: parameter '", parameter.name,
                   "' must have a unit >= 0; got ", parameter.unit);
     const std::int64_t left = kMaxElements - num_elements;

@@ -37,6 +37,8 @@ struct ShapeGroups {
 /// @throws InvalidArgument unless
 ///         - every parameter has a name of its own and a unit >= 0;
 ///         - numbers of matrices, rows and cols are in [1, 2^31), and column_blocks divide cols;
+///         - heights are none or several, each >= 1, their sum divides rows, and the matrices are
+///           neither in blocks of columns, nor transposed, nor over tensor parallelism;
 ///         - all parameters together have at most 2^56 elements;
 ///         - a parameter that continues another follows one of its unit;
 ///         - leaves whose parameters have columns are cut into equal parts, from column 0 on.

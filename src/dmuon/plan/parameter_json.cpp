@@ -11,6 +11,7 @@ void write_matrices(nlohmann::json& json, const Parameter& parameter) {
   if (parameter.view.num_matrices != 1) json["num_matrices"] = parameter.view.num_matrices;
   if (parameter.view.column_blocks != 1) json["column_blocks"] = parameter.view.column_blocks;
   if (parameter.view.transposed) json["transposed"] = true;
+  if (!parameter.view.heights.empty()) json["heights"] = parameter.view.heights;
   if (parameter.continues) json["continues"] = true;
   if (parameter.column) json["column"] = parameter.column->value();
 }
@@ -23,6 +24,10 @@ Parameter read_matrices(const JsonReader& reader) {
   parameter.view.num_matrices = reader.count("num_matrices", 1, kMaxSide);
   parameter.view.column_blocks = reader.count("column_blocks", 1, kMaxSide);
   parameter.view.transposed = reader.flag("transposed");
+  if (const auto heights = reader.find("heights")) {
+    for (const JsonReader& height : heights->items())
+      parameter.view.heights.push_back(height.integer(1, kMaxSide));
+  }
   parameter.continues = reader.flag("continues");
   if (const auto column = reader.find("column"))
     parameter.column = core::Shard(column->small(0, kMaxSide));

@@ -212,6 +212,10 @@ std::uint64_t hash(const Plan& plan) {
     if (parameter.column) hasher.add(1).add(parameter.column->value());
     if (parameter.view.column_blocks != 1) hasher.add(-parameter.view.column_blocks);
     if (parameter.view.transposed) hasher.add(-1);
+    if (!parameter.view.heights.empty()) {
+      add_size(parameter.view.heights);
+      for (const std::int64_t height : parameter.view.heights) hasher.add(height);
+    }
   }
   for (const Owner owner : plan.owner) hasher.add(owner.value());
   add_size(plan.batches);

@@ -14,10 +14,13 @@ constexpr std::int64_t kUpdateBytes = 4;  // fp32
 // smaller ones go together (newton_schulz/products/cpu.cpp), so a plan counts them all.
 constexpr std::int64_t kLeastSideAlone = 256;
 
-}  // namespace
+// optim::BatchUpdate gathers interleaved rows of momentum and gradient, then of weights and a
+// second moment.
+constexpr std::int64_t kGatheredBytes = 8;
 
-std::int64_t workspace_bytes(const Shape& given, std::size_t num_batch,
-                             const PlanOptions& options) {
+// @param gathered  bytes an element that are gathered.
+std::int64_t bytes_of_matrices(const Shape& given, std::size_t num_batch,
+                               const PlanOptions& options, std::int64_t gathered) {
   // Accelerators pad the iteration's 16-bit matrices (newton_schulz/elementwise/aten.cpp).
   const auto padded = [&](std::int64_t length) {
     return options.on_cpu || options.ns_bytes != 2 ? length : (length + 7) / 8 * 8;
@@ -49,9 +52,24 @@ std::int64_t workspace_bytes(const Shape& given, std::size_t num_batch,
   const std::int64_t exchange =
       given.tensor_parallel ? 4 * (kUpdateBytes + options.ns_bytes) * given.num_elements() : 0;
   const std::int64_t all =
-      static_cast<std::int64_t>(num_batch) * (std::max(before, iteration) + exchange);
+      static_cast<std::int64_t>(num_batch) *
+      (std::max(before, iteration) + exchange + gathered * given.num_elements());
   if (!options.on_cpu || given.tensor_parallel || side < kLeastSideAlone) return all;
   return all / std::max<std::int64_t>(1, static_cast<std::int64_t>(num_batch) * shape.num_matrices);
+}
+
+}  // namespace
+
+std::int64_t workspace_bytes(const Shape& shape, std::size_t num_batch,
+                             const PlanOptions& options) {
+  if (shape.heights.empty()) return bytes_of_matrices(shape, num_batch, options, 0);
+  // CPUs update one part after the other.
+  std::int64_t bytes = 0;
+  for (const Shape& part : shape.of_costs()) {
+    const std::int64_t own = bytes_of_matrices(part, num_batch, options, kGatheredBytes);
+    bytes = options.on_cpu ? std::max(bytes, own) : bytes + own;
+  }
+  return bytes;
 }
 
 }  // namespace dmuon::plan

@@ -115,7 +115,7 @@ OwnedDurations::OwnedDurations(const Setting& setting, const simulate::Job& job)
     std::vector<double>& us = updates_us_.emplace_back();
     for (const plan::Batch* batch : batches) {
       const plan::Shape shape = plan.inventory[batch->parameters.front()].shape();
-      const auto& times = plan::shape_costs(plan.costs, shape).batches;
+      const std::vector<plan::BatchTime> times = plan::batch_times(plan.costs, shape);
       const auto size = static_cast<int>(batch->parameters.size());
       const auto time = std::ranges::find(times, size, &plan::BatchTime::size);
       us.push_back(static_cast<double>(time->ns) / 1e3);  // plan::complete() has found it

@@ -156,9 +156,10 @@ ShardedDurations::ShardedDurations(const Setting& setting)
   const auto unit_of = plan::units_of(plan.inventory);
   for (const core::ParameterIndex parameter : plan.inventory.indices()) {
     // In the largest batch that was measured; its cost includes momentum and update.
-    const auto& batch = plan::shape_costs(plan.costs, plan.inventory[parameter].shape()).batches;
+    const std::vector<plan::BatchTime> batches =
+        plan::batch_times(plan.costs, plan.inventory[parameter].shape());
     units_[UnitIndex(unit_of[parameter].value() + 1)].newton_schulz +=
-        static_cast<double>(batch.back().ns) / 1e3 / batch.back().size;
+        static_cast<double>(batches.back().ns) / 1e3 / batches.back().size;
   }
 }
 

@@ -37,7 +37,7 @@ newton_schulz::Start AdaMuon::prepare(const newton_schulz::Elementwise& elementw
   Tensor signs = elementwise.move_momentum(step_of(piece)).sign();
   signs = signs.reshape({-1, signs.size(-2), signs.size(-1)});
   const Tensor x = elementwise.normalise(signs, dtype, eps);
-  return {piece.weights.dim() == 2 ? x.squeeze(0) : x};
+  return {piece.gradient.dim() == 2 ? x.squeeze(0) : x};
 }
 
 void AdaMuon::apply(const Piece& piece, const Orthogonalised& orthogonalised) const {

@@ -22,6 +22,8 @@ at::Tensor view(const at::Tensor& padded, at::IntArrayRef sizes) {
 std::vector<std::int64_t> State::sizes_of(const layout::View& view) const {
   const auto [state_rows, state_cols] =
       sizes(view.rows, view.cols / view.column_blocks, view.transposed);
+  core::invariant(view.heights.empty() || state_rows == view.rows, "State '", name,
+                  "' has no row for each of the ", view.rows, " interleaved rows");
   return {state_rows, state_cols * view.column_blocks};
 }
 

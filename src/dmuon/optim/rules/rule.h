@@ -24,7 +24,9 @@ struct State {
       sizes;
 
   /// Returns the sizes of the state of one stored matrix, [rows', cols']. If blocks of columns are
-  /// orthogonalised apart, their states lie side by side as the blocks do.
+  /// orthogonalised apart, their states lie side by side as the blocks do. If rows are interleaved,
+  /// so are those of the state.
+  /// @throws InternalError if rows are interleaved and the state has no row for each of them.
   std::vector<std::int64_t> sizes_of(const layout::View& view) const;
 };
 
@@ -82,15 +84,17 @@ class Rule {
   /// does not, muon_step multiplies gradients before, in a pass over memory.
   virtual bool takes_gradient_factor() const { return false; }
 
-  /// Moves the states by the gradient.
+  /// Moves states by the gradient. With interleaved rows the piece has neither weights nor other
+  /// states than the first.
   /// @param dtype, eps  of the iteration; see Elementwise::normalise.
   /// @return  the beginning of the iteration.
   virtual newton_schulz::Start prepare(const newton_schulz::Elementwise& elementwise,
                                        const Piece& piece, at::ScalarType dtype,
                                        double eps) const = 0;
 
-  /// Moves the weights by the update. A rule that changes the update first calls `computed`;
-  /// otherwise `add_to_weights` saves a pass over memory and a rounding.
+  /// Moves the weights by the update. With interleaved rows the piece lacks the gradient and the
+  /// first state. A rule that changes the update first calls `computed`; otherwise `add_to_weights`
+  /// saves a pass over memory and a rounding.
   virtual void apply(const Piece& piece, const Orthogonalised& update) const = 0;
 
   // With tensor parallelism a piece has slices of matrices, element by element. A rule that needs
