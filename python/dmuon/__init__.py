@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from dmuon._setup.dedication import dedicate_params as dedicate_params
     from dmuon._setup.routing_table import Route as Route
     from dmuon._setup.routing_table import RoutingTable as RoutingTable
+    from dmuon._setup.views_for import views_for as views_for
     from dmuon._simulating.simulate import simulate as simulate
     from dmuon._simulating.simulation import Simulation as Simulation
     from dmuon.views import View as View
@@ -67,6 +68,7 @@ _HOMES = {
     "_saving.whole_states": ("whole_states",),
     "_setup.dedication": ("dedicate_params",),
     "_setup.routing_table": ("Route", "RoutingTable"),
+    "_setup.views_for": ("views_for",),
     "_simulating.simulate": ("simulate",),
     "_simulating.simulation": ("Simulation",),
     "views": ("View",),

@@ -64,8 +64,8 @@ RECURRENT = {"weight_ih_l0": (20, 3), "weight_hh_l0": (20, 2), "weight_hr_l0": (
         (
             nn.ModuleDict({"wqkv": nn.Linear(4, 12, bias=False)}),
             whole(
-                "matrix of Linear; if it holds several, see dmuon.views.per_head or interleaved, or qkv if all rows of Q "
-                "come first",
+                "matrix of Linear; if it holds several, see dmuon.views.per_head or interleaved, or qkv if all rows of "
+                "Q come first",
                 wqkv__weight=(12, 4),
             ),
         ),

@@ -17,6 +17,7 @@ from dmuon._setup.rules import Rules
 from dmuon._setup.sharded import managed_by_fsdp
 from dmuon._setup.shown import shown
 from dmuon._setup.tensor_parallel import note_slices
+from dmuon._setup.views_for import KnownViews
 from dmuon.views import View, matrix
 
 Select = Callable[[str, nn.Module, nn.Parameter], bool | View | Sequence[View] | None]
@@ -81,7 +82,7 @@ def _ask(select: Select, entry: Leaf) -> tuple[tuple[View, ...], str] | None:
             f"{shape}: {unfit}."
         )
     views = entry.check_views(matrix(entry.parameter) if answer is True else answer, "dedicate_params: select")
-    return views, "selected by select()"
+    return views, select.why(entry.places[0]) if isinstance(select, KnownViews) else "selected by select()"
 
 
 def route(
@@ -102,6 +103,8 @@ def route(
     parameters = find_parameters(model)
     _check_model(parameters, model, function)
     rules, managed = Rules(model, function), managed_by_fsdp(model)
+    if isinstance(select, KnownViews):
+        select.require_all(parameters, function)
     leaves: list[Leaf] = []
     rows: list[Route] = []
     for entry in parameters:
