@@ -22,8 +22,9 @@ at::Tensor view(const at::Tensor& padded, at::IntArrayRef sizes) {
 std::vector<std::int64_t> State::sizes_of(const layout::View& view) const {
   const auto [state_rows, state_cols] =
       sizes(view.rows, view.cols / view.column_blocks, view.transposed);
-  core::invariant(view.heights.empty() || state_rows == view.rows, "State '", name,
-                  "' has no row for each of the ", view.rows, " interleaved rows");
+  core::require(view.heights.empty() || state_rows == view.rows, "Muon: rule: state '", name,
+                "': expected a row for each of the ", view.rows, " rows of a matrix whose view ",
+                "interleaves them, got ", state_rows);
   return {state_rows, state_cols * view.column_blocks};
 }
 

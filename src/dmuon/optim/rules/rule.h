@@ -26,7 +26,7 @@ struct State {
   /// Returns the sizes of the state of one stored matrix, [rows', cols']. If blocks of columns are
   /// orthogonalised apart, their states lie side by side as the blocks do. If rows are interleaved,
   /// so are those of the state.
-  /// @throws InternalError if rows are interleaved and the state has no row for each of them.
+  /// @throws InvalidArgument if rows are interleaved and the state has no row for each of them.
   std::vector<std::int64_t> sizes_of(const layout::View& view) const;
 };
 
