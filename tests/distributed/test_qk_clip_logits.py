@@ -88,6 +88,22 @@ def test_a_forward_that_is_repeated_or_compiled_counts_once(ranks, options):
         assert_equal_maxima([got[0]], [plain[0]], rtol=1e-6, atol=1e-6)
 
 
+def evaluated(mesh: Any) -> list[bool]:
+    model, opt, clip = started(mesh, "grouped", 1.0)
+    tokens = part(batch(0), *place_of(mesh))
+    with torch.no_grad():
+        loss_of(model, tokens)
+    model.eval()
+    loss_of(model, tokens)
+    model.train()
+    opt.step()
+    return [bool(logits.eq(-math.inf).all()) for logits in clip.max_logits.values()]
+
+
+def test_evaluations_do_not_count(ranks):
+    assert ranks.run(evaluated, (2, 2)) == [[True, True]] * 4
+
+
 class Hidden(nn.Module):
     """Shows no logits: an operator of its own."""
 
