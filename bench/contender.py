@@ -36,9 +36,14 @@ LABELS = {"adamw": "AdamW", "muon_ag": "Muon-AG", "dmuon": "dmuon", "ddp": "DDP"
 
 
 def label_of(name: str) -> str:
-    """The name to print. "dmuon@FOLDER" is dmuon with another DMUON_CACHE_DIR: other tuned choices, or none."""
+    """The name to print.
+
+    "dmuon:RULE" is dmuon with another rule of update. "dmuon@FOLDER" is dmuon with another DMUON_CACHE_DIR: other tuned
+    choices, or none.
+    """
     base, at, folder = name.partition("@")
-    return LABELS[base] + at + Path(folder).name
+    kind, _, rule = base.partition(":")
+    return (rule or LABELS[kind]) + at + Path(folder).name
 
 
 @dataclass(frozen=True)
@@ -194,12 +199,13 @@ class Contender:
         betas, decay = (0.9, 0.95), rates.weight_decay
         if self._cluster.tensor is not None:
             parallelize(model, self._cluster.tensor)
-        kind, at, folder = self.name.partition("@")
+        base, at, folder = self.name.partition("@")
+        kind, _, rule = base.partition(":")
         if kind in ("dmuon", "replicated"):
             import dmuon
 
-            whole = {"replicated": True} if kind == "replicated" else {}
-            dmuon.dedicate_params(model, mesh, mp_policy=mp_policy, **whole, **dedicate)  # before fully_shard
+            dedicate = {"replicated": kind == "replicated", **dedicate}
+            dmuon.dedicate_params(model, mesh, mp_policy=mp_policy, **dedicate)  # the one line before fully_shard
         if mesh is not None and kind not in ("ddp", "replicated"):
             # Blocks that nobody calls belong to the root's group.
             for block in () if isinstance(model, Towers) else model.blocks:
@@ -229,7 +235,12 @@ class Contender:
                     configure(model)
                 with mock.patch.dict(os.environ, {"DMUON_CACHE_DIR": folder} if at else {}):
                     optimizer: torch.optim.Optimizer = dmuon.Muon(
-                        model, lr=rates.muon, weight_decay=decay, adamw_lr=rates.adamw, adamw_betas=betas
+                        model,
+                        lr=rates.muon,
+                        weight_decay=decay,
+                        adamw_lr=rates.adamw,
+                        adamw_betas=betas,
+                        rule=rule or "muon",
                     )
                 self.routing = str(dmuon.routing_table(model))
                 return optimizer

@@ -52,21 +52,21 @@ def test_kept_programs(device_ranks, name):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "order"),
+    ("mesh", "order", "rule"),
     [
-        *(((2, 2), order) for order in ORDERS),
-        ((4,), "compute_first"),
-        ((4,), "side_first"),
-        ((4, 1), "random"),
-        ((2,), "side_first"),
+        *(((2, 2), order, "normuon") for order in ORDERS),
+        ((4,), "compute_first", "adamuon"),
+        ((4,), "side_first", "muon"),
+        ((4, 1), "random", "adamuon"),
+        ((2,), "side_first", "muon"),
     ],
     ids=str,
 )
-def test_meshes(device_ranks, mesh, order):
+def test_meshes(device_ranks, mesh, order, rule):
     """Blocks under fully_shard, two micro-steps of which one is under no_sync, clipping."""
     micros = (Micro(Pass((0, 1, 2)), synced=False), USUAL)
     steps = (Step((USUAL,)), Step(micros, clips=True), Step((USUAL,), clips=True))
-    check(device_ranks, Program(mesh=mesh, wrap="blocks", blocks=BLOCKS, steps=steps), order)
+    check(device_ranks, Program(mesh=mesh, wrap="blocks", blocks=BLOCKS, steps=steps, rule=rule), order)
 
 
 @pytest.mark.parametrize("order", ORDERS)
