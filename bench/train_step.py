@@ -275,8 +275,8 @@ def main() -> None:
     parser.add_argument(
         "--optim",
         default=",".join(NAMES),
-        help="comma-separated, of: %(default)s, dmuon:RULE, dmuon@FOLDER (see label_of), ddp, replicated; ratios are to "
-        "the first",
+        help="comma-separated, of: %(default)s, dmuon:RULE, dmuon@FOLDER (see label_of), ddp, replicated; ratios are "
+        "to the first",
     )
     options = parser.parse_args()
     setting, facts = prepare(options)

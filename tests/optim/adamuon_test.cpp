@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "dmuon/optim/muon_step.h"
+#include "dmuon/optim/muon_update.h"
 #include "tests/optim/groups.h"
 
 namespace dmuon::optim {

@@ -7,6 +7,7 @@
 
 #include "dmuon/newton_schulz/elementwise.h"
 #include "dmuon/optim/muon_step.h"
+#include "dmuon/optim/muon_update.h"
 #include "dmuon/plan/state_bytes.h"
 #include "tests/optim/groups.h"
 

@@ -13,6 +13,7 @@
 
 #include "dmuon/optim/batch_update.h"
 #include "dmuon/optim/muon_step.h"
+#include "dmuon/optim/muon_update.h"
 #include "dmuon/optim/rules/make_rule.h"
 #include "dmuon/optim/rules/muon.h"
 #include "tests/optim/plain_muon.h"

@@ -5,6 +5,7 @@
 
 #include "dmuon/core/error.h"
 #include "dmuon/optim/muon_step.h"
+#include "dmuon/optim/muon_update.h"
 #include "dmuon/plan/state_bytes.h"
 #include "tests/optim/groups.h"
 

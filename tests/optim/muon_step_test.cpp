@@ -11,6 +11,7 @@
 
 #include <cmath>
 
+#include "dmuon/optim/muon_update.h"
 #include "tests/optim/groups.h"
 
 namespace dmuon::optim {

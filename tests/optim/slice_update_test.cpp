@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "dmuon/optim/muon_step.h"
+#include "dmuon/optim/muon_update.h"
 #include "tests/optim/groups.h"
 #include "tests/wire/groups.h"
 

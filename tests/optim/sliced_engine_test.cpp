@@ -17,6 +17,7 @@
 #include "dmuon/core/error.h"
 #include "dmuon/engine/engine.h"
 #include "dmuon/optim/muon_step.h"
+#include "dmuon/optim/muon_update.h"
 #include "tests/optim/groups.h"
 #include "tests/wire/groups.h"
 

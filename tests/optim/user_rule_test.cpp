@@ -11,6 +11,7 @@
 
 #include "dmuon/core/error.h"
 #include "dmuon/optim/muon_step.h"
+#include "dmuon/optim/muon_update.h"
 #include "tests/optim/groups.h"
 
 namespace dmuon::optim {

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.nn as nn
 
-from dmuon._running.runtime import find_runtime
+from dmuon._running.runtime import Runtime, find_runtime
 from dmuon._setup.dedication import dedication_of
 from dmuon._setup.routing_table import RoutingTable
 
@@ -23,7 +23,13 @@ def routing_table(model: nn.Module) -> RoutingTable:
         return table
     unit_of = {leaf: unit.name for unit in runtime.units for leaf in unit.leaves}
     found: dict[str, Any] = {
-        leaf.name: {"owner": runtime.owners_of(index), "unit": unit_of[index]}
+        leaf.name: {"owner": _owners_of(runtime, index), "unit": unit_of[index]}
         for index, leaf in enumerate(runtime.leaves)
     }
     return RoutingTable((dataclasses.replace(row, **found.get(row.name, {})) for row in table), table.note)
+
+
+def _owners_of(runtime: Runtime, leaf: int) -> int | tuple[int, ...]:
+    """Returns the owner of a leaf, or the owners of parts of it, in the parts' order."""
+    owners = tuple(dict.fromkeys(runtime.plan.owner[part] for part in runtime.parts[leaf]))
+    return owners[0] if len(owners) == 1 else owners

@@ -7,27 +7,36 @@ import torch.distributed as dist
 import torch.nn as nn
 
 from dmuon import _C
+from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import slots_group
-from dmuon._setup.ranks import Ranks
+
+
+def copies_buffers(dedication: Dedication) -> bool:
+    """Returns True if all ranks take their buffers from the first one."""
+    given = dedication.across_ranks.broadcast_buffers
+    return dedication.schedule.replicated if given is None else given
 
 
 class Buffers:
-    """Copies the model's buffers from the mesh's first rank to all others.
+    """Copies the model's buffers from the mesh's first rank to all others, if `copies_buffers`.
 
     It does so before the first forward, and before a forward after one that trained outside of `no_sync`. So a forward
     that only evaluates takes them once. Computes on the current stream.
     """
 
-    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
-        self._model, self._ranks = model, ranks
-        self._group = slots_group(ranks)
-        self._is_due = True
+    def __init__(self, model: nn.Module, dedication: Dedication) -> None:
+        """Makes no group that `start` has not made."""
+        self._model, self._ranks = model, dedication.ranks
+        self._is_due = copies_buffers(dedication)
+        self._group = slots_group(self._ranks) if self._is_due else None
 
     def begin_forward(self, engine: _C.Engine, syncs: bool) -> None:
         """Copies them if they may differ. Collective then. `syncs`: the forward's backward is not under `no_sync`."""
+        if self._group is None or _C.in_backward():
+            return
         is_due, self._is_due = self._is_due, syncs and torch.is_grad_enabled()
         buffers = [buffer for buffer in self._model.buffers() if buffer.numel()] if is_due else []
-        if self._group is None or not buffers:
+        if not buffers:
             return
         what = "the copy of buffers from the first rank"
         engine.leave(what)

@@ -71,8 +71,7 @@ class Runtime:
         self.reader_modules: list[list[nn.Module]] = [[] for _ in units]  # by unit, as they were found
         self.recomputed: dict[int, int] = {}  # by unit: the last backward in which a reentrant checkpoint did
         self.engine = self._make_engine(dedication)
-        copies = dedication.across_ranks.copies_buffers(dedication.schedule.replicated)
-        self.buffers = Buffers(model, self.ranks) if copies else None
+        self.buffers = Buffers(model, dedication)
         self.transfers = self.engine.transfers()
         self.parts = [leaf.parameters for leaf in self.engine.leaves()]
         self.step_agreement = StepAgreement(
@@ -123,11 +122,6 @@ class Runtime:
             gradients.append(GradientTensor(f"{leaf.name}.grad", leaf.shape, dtype, self.device, gradient))
         self.engine.set_placeholders(placeholders, gradients)
         return placeholders
-
-    def owners_of(self, index: int) -> int | tuple[int, ...]:
-        """Returns the owner of a leaf, or the owners of parts of it, in the parts' order."""
-        owners = tuple(dict.fromkeys(self.plan.owner[part] for part in self.parts[index]))
-        return owners[0] if len(owners) == 1 else owners
 
     def gathered(self, index: int, name: str) -> torch.Tensor:
         """Returns a leaf's whole named tensor, of its owners, on every rank. Collective."""
@@ -208,8 +202,7 @@ class Runtime:
         for place in self._cast:
             place.begin_forward()
         self.engine.begin_forward()
-        if self.buffers is not None and not _C.in_backward():
-            self.buffers.begin_forward(self.engine, syncs=self.no_sync_depth == 0)
+        self.buffers.begin_forward(self.engine, syncs=self.no_sync_depth == 0)
 
     def end_forward(self) -> None:
         """Ends the model's forward."""

@@ -16,6 +16,7 @@ from dmuon import _plan
 from dmuon._planning.choices import cached_choices
 from dmuon._planning.inventory import inventory_of
 from dmuon._planning.plan import make_plan
+from dmuon._running.buffers import copies_buffers
 from dmuon._running.casts import guard_casts
 from dmuon._running.checks import check_host_parameters, check_parameters, check_sentinels, check_units
 from dmuon._running.first_values import FirstValues
@@ -108,7 +109,7 @@ def start(
     if dedication.late_updates is None:
         dedication.schedule.late_updates = _plan.updates_late(device.type == "cpu", dedication.ranks.num_replicates)
     process_groups(dedication.ranks)  # collective, so outside of the agreement below
-    if dedication.across_ranks.copies_buffers(dedication.schedule.replicated):
+    if copies_buffers(dedication):
         slots_group(dedication.ranks)  # likewise
     shapes = {sizes for item in inventory_of(dedication.leaves, units) for sizes in item.sizes_of_costs()}
     tuned = cached_choices(dedication.ranks, shapes, muon, device)

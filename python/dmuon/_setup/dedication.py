@@ -211,15 +211,19 @@ def dedicate_params(
         ranks, mesh, leaves, table, policy, planning, across_ranks, schedule, known, chosen, attributes, *last
     )
     dedication.guards += [*guards(model, leaves), *attributes.handles]
-    release(leaves, model)
-    for place in [place for leaf in leaves for place in leaf.places]:
-        place.take_out()
-    note_former(dedication.former, leaves)
-    refuse_former_gradients(leaves)
+    _take_out(dedication, model)
     if on_meta:
         dedication.meta_start = MetaStart(model, leaves, known, ranks)
     model.__dict__[DEDICATION] = dedication
     return table
+
+
+def _take_out(dedication: Dedication, model: nn.Module) -> None:
+    release(dedication.leaves, model)
+    for place in [place for leaf in dedication.leaves for place in leaf.places]:
+        place.take_out()
+    note_former(dedication.former, dedication.leaves)
+    refuse_former_gradients(dedication.leaves)
 
 
 def _facts_of_ranks(ranks: Ranks, options: tuple[Any, ...]) -> list[str]:

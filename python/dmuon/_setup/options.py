@@ -57,10 +57,6 @@ class AcrossRanks:
         """Returns the divisor of the sum of gradients over `num_ranks`."""
         return float(num_ranks if self.gradient_divide_factor is None else self.gradient_divide_factor)
 
-    def copies_buffers(self, replicated: bool) -> bool:
-        """Returns True if all ranks take their buffers from the first one."""
-        return replicated if self.broadcast_buffers is None else self.broadcast_buffers
-
     def check(self) -> None:
         """Raises a ValueError that names the first bad option of `dedicate_params`."""
         _require(isinstance(self.sync_from_rank0, bool), "sync_from_rank0", "True or False", self.sync_from_rank0)

@@ -30,7 +30,7 @@ def add(name: str, function: Function, moves_weights: bool, states: States) -> b
 
     A function of the same qualified name is the same rule, defined again, as in a notebook.
     """
-    sides = [(state, *(None if isinstance(side, str) else side for side in of)) for state, of in states.items()]
+    sides = [(state, _number(rows), _number(cols)) for state, (rows, cols) in states.items()]
     call = functools.partial(_call, function, tuple(states))
     made = _Rule(function, moves_weights, states, _C.UserFunction(name, sides, moves_weights, call))
     former = _registered.setdefault(name, made)
@@ -39,6 +39,10 @@ def add(name: str, function: Function, moves_weights: bool, states: States) -> b
         return False
     _registered[name] = made
     return True
+
+
+def _number(side: Side) -> int | None:
+    return None if isinstance(side, str) else side
 
 
 def _call(

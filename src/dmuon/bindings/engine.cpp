@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 #include <vector>
 
@@ -23,7 +22,6 @@ using engine::Engine;
 using engine::Transfers;
 using engine::UnitSpec;
 using engine::Verdict;
-using wire::Group;
 using wire::SharedMesh;
 
 namespace {
@@ -32,45 +30,6 @@ using EngineClass = py::class_<Engine, std::shared_ptr<Engine>>;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 // A part of the engine, which it keeps alive.
 constexpr auto kInside = py::return_value_policy::reference_internal;
-
-void init_mesh(py::module_& module) {
-  const NoGil no_gil;
-  using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
-  py::class_<Group>(module, "Group")
-      .def(py::init([](const std::optional<ProcessGroup>& group, std::string name, int rank,
-                       int size, const std::string& device_type, std::vector<int> order,
-                       const std::optional<ProcessGroup>& down) {
-             return Group(group.value_or(ProcessGroup()), std::move(name), rank, size,
-                          c10::Device(device_type).type(), std::move(order),
-                          down.value_or(ProcessGroup()));
-           }),
-           py::arg("group"), py::arg("name"), py::arg("rank"), py::arg("size"),
-           py::arg("device_type"), py::arg("order") = std::vector<int>(),
-           py::arg("down") = std::nullopt);
-
-  py::class_<wire::TensorParallel>(module, "TensorParallel")
-      .def(py::init([](Group slices, Group host) {
-             return wire::TensorParallel{std::move(slices), std::move(host)};
-           }),
-           py::arg("slices"), py::arg("host"));
-
-  py::class_<SharedMesh>(module, "SharedMesh")
-      .def(py::init([](Group row, Group column, Group host_row, Group host_column, Group everyone,
-                       std::vector<Group> framework,
-                       std::optional<wire::TensorParallel> tensor_parallel) {
-             return SharedMesh{{std::move(row), std::move(column)},
-                               {std::move(host_row), std::move(host_column)},
-                               std::move(everyone),
-                               std::move(framework),
-                               std::move(tensor_parallel)};
-           }),
-           py::arg("row"), py::arg("column"), py::arg("host_row"), py::arg("host_column"),
-           py::arg("everyone"), py::arg("framework"), py::arg("tensor_parallel"))
-      .def(
-          "leave",
-          [](SharedMesh& mesh, int grace_ms) { mesh.leave(std::chrono::milliseconds(grace_ms)); },
-          py::arg("grace_ms"), no_gil);
-}
 
 void init_settings(py::module_& module) {
   py::register_local_exception<engine::SettingsDiffer>(module, "SettingsDiffer", PyExc_ValueError);
@@ -284,7 +243,6 @@ void add_inspection(EngineClass& engine) {
 }  // namespace
 
 void init_engine(py::module_& module) {
-  init_mesh(module);
   init_settings(module);
   init_parts(module);
   init_profile(module);

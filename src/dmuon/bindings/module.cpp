@@ -7,6 +7,7 @@ PYBIND11_MODULE(_C, module) {
   dmuon::bindings::init_newton_schulz(module);
   dmuon::bindings::init_schedule(module);
   dmuon::bindings::init_simulate(module);
+  dmuon::bindings::init_wire(module);
   dmuon::bindings::init_engine(module);
   dmuon::bindings::init_optim(module);
 }

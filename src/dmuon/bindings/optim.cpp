@@ -14,6 +14,7 @@
 #include "dmuon/bindings/index_caster.h"
 #include "dmuon/bindings/topics.h"
 #include "dmuon/optim/muon_step.h"
+#include "dmuon/optim/muon_update.h"
 #include "dmuon/optim/rules/make_rule.h"
 #include "dmuon/optim/rules/user_rule.h"
 

@@ -13,6 +13,7 @@ void init_predict(pybind11::module_& module);
 void init_newton_schulz(pybind11::module_& module);
 void init_schedule(pybind11::module_& module);
 void init_simulate(pybind11::module_& module);
+void init_wire(pybind11::module_& module);
 void init_engine(pybind11::module_& module);
 void init_optim(pybind11::module_& module);
 
