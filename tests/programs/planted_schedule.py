@@ -11,6 +11,17 @@ PASS = "src/dmuon/schedule/pass_schedule.cpp"
 STEP = "src/dmuon/schedule/step_schedule.cpp"
 MAKER = "src/dmuon/schedule/maker.h"
 
+# What step() resolves of its schedule.
+_STEP = """\
+  for (const Operation& operation : schedule_.step) {
+    if (operation.kind == Kind::kReshard) {
+      reshard(&units_.at(operation.unit()), operation);
+    } else if (updates || !is_on_batch(operation.kind)) {
+      resolve(operation);
+    }
+  }
+"""
+
 SCHEDULE = (
     Planted(
         "version_ignored",
@@ -22,10 +33,8 @@ SCHEDULE = (
     Planted(
         "version_raised_late",
         RESOLVER,
-        "  ++version_;\n  for (const Operation& operation : schedule_.step) {\n"
-        "    if (updates || !is_on_batch(operation.kind)) resolve(operation);\n  }\n",
-        "  for (const Operation& operation : schedule_.step) {\n"
-        "    if (updates || !is_on_batch(operation.kind)) resolve(operation);\n  }\n  ++version_;\n",
+        "  ++version_;\n" + _STEP,
+        _STEP + "  ++version_;\n",
         "What step() itself sends is taken for sent: the next forward's first unit is old on other nodes.",
     ),
     Planted(
