@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from models import batch, loss_of, make_gpt
+from pool import TEST_DEVICE
 from refusals import REFUSED, Refusals, expect_refusal, ready
 from scenario import Session, check, language_loss
-from training import AHEAD, KEPT, NO_COPY, place_of
+from training import AHEAD, KEPT, NO_COPY, REPLICATED, place_of
 
 import dmuon
 
@@ -46,13 +47,18 @@ def away(s: Session) -> None:
         with pytest.raises(RuntimeError, match=r"dmuon\.offload: .* Expected: dmuon\.load\(model\) first"):
             tensor.norm()
     planned = s.opt.plan.native.memory[s.rank]
-    freed = kept - s.opt._runtime.engine.statistics()["current_bytes"]
-    assert freed == planned.state + planned.node_copy
+    left = s.opt._runtime.engine.statistics()["current_bytes"]
+    if not s.schedule.get("replicated"):
+        assert kept - left == planned.state + planned.node_copy
+    elif TEST_DEVICE != "cpu":  # CPUs keep freed weights' blocks for the next buffers
+        assert left == 0
     dmuon.load(s.model)
-    assert s.opt._runtime.engine.statistics()["current_bytes"] == kept
+    assert s.opt._runtime.engine.statistics()["current_bytes"] == left + planned.state + planned.node_copy
 
 
-@pytest.mark.parametrize(("mesh", "schedule"), [((2, 2), AHEAD), ((2, 2), KEPT), ((4, 1), NO_COPY), ((1,), AHEAD)])
+@pytest.mark.parametrize(
+    ("mesh", "schedule"), [((2, 2), AHEAD), ((2, 2), KEPT), ((4, 1), NO_COPY), ((1,), AHEAD), ((2, 2), REPLICATED)]
+)
 def test_training_goes_on_as_if_nothing_had_moved(ranks, mesh, schedule):
     check(ranks, moved, mesh, schedule=schedule)
 

@@ -81,18 +81,9 @@ def test_training_goes_on_from_a_checkpoint_of_another_mesh(ranks, saved_on, mes
     saved, expected, _ = ranks.run(save, saved_on, directory=str(tmp_path), **options)[0]
     names = tensors_of(saved["optimizer"])
     assert any(name.endswith((".radius", ".largest")) for name in names)
-    results = ranks.run(resume, mesh, directory=str(tmp_path), **options)
-    assert all(unlike(at_begin, saved) == [] for at_begin, _ in results)
-    maxima = taken_out(expected)
-    taken_out(saved)
-    for _, at_end in results:
-        torch.testing.assert_close(taken_out(at_end), maxima, rtol=0, atol=1e-3)
+    for at_begin, at_end in ranks.run(resume, mesh, directory=str(tmp_path), **options):
+        assert unlike(at_begin, saved) == []
         assert_near(at_end, expected, saved)
-
-
-def taken_out(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Takes the largest elements of updates out. They hardly move, and have all of one element's rounding."""
-    return {name: of.pop("largest") for name, of in state["optimizer"]["state"].items() if "largest" in of}
 
 
 def norms_of_matrices(mesh: Any) -> list[tuple[float, float]]:

@@ -30,7 +30,7 @@ def plain_muonh(matrix, change, state, of):
 def uneven(update, weights, state, options):
     """Treats rows, columns and weights apart: another orientation or another matrix's state gives other numbers."""
     state["mean"].lerp_(update, 1 - options["beta2"])
-    state["largest"] = torch.maximum(state["largest"], update.abs().amax(1, keepdim=True))  # a new tensor
+    state["largest"] = state["largest"] / 2 + update.abs().amax(1, keepdim=True)  # a new tensor
     state["inputs"] += update.abs().mean(0, keepdim=True)
     update.div_(state["largest"] + 0.1)  # of a copy
     return (state["mean"] + update) / (0.5 + state["inputs"]) + 0.1 * weights.tanh()
@@ -38,7 +38,7 @@ def uneven(update, weights, state, options):
 
 def plain_uneven(matrix, change, state, of):
     mean = state["mean"] = of["beta2"] * state.get("mean", 0) + (1 - of["beta2"]) * change
-    largest = state["largest"] = change.abs().max(dim=1).values.clamp_min(state.get("largest", torch.tensor(0.0)))
+    largest = state["largest"] = 0.5 * state.get("largest", 0) + change.abs().max(dim=1).values
     inputs = state["inputs"] = state.get("inputs", 0) + change.abs().sum(dim=0) / len(change)
     moved = (mean + change / (largest + 0.1)[:, None]) / (0.5 + inputs)[None, :] + 0.1 * torch.tanh(matrix)
     decayed = matrix * (matrix * moved >= 0) if of["cautious_weight_decay"] else matrix

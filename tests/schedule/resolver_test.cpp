@@ -145,6 +145,10 @@ TEST_F(ResolverTest, SendsReplicatedWeightsOnceAVersion) {
   EXPECT_EQ(recorder_.take(),
             "reshard 0, reshard 1, reshard 2, publish inter 0, publish intra 0, publish inter 1, "
             "publish intra 1, publish inter 2, publish intra 2");
+  resolver.free_weights();
+  EXPECT_EQ(recorder_.take(), "reshard 0, reshard 1, reshard 2");
+  resolver.serve({Moment::kBeforeUse, kA});
+  EXPECT_EQ(recorder_.take(), "publish inter 0, publish intra 0, await weights 0");
 }
 
 // Another backward may read them.

@@ -194,6 +194,14 @@ void Resolver::renew(bool updates) {
   }
 }
 
+void Resolver::free_weights() {
+  settle();
+  finish_update();
+  for (const core::UnitIndex unit : units_.indices()) {
+    if (!layout_.units[unit].empty()) reshard(&units_[unit], maker_.reshard(unit));
+  }
+}
+
 void Resolver::finish_update() {
   while (!updates_.empty()) resolve(Maker::finish_update(updates_.front()));
 }

@@ -127,6 +127,8 @@ class Resolver {
   bool has_update() const { return !updates_.empty(); }
   /// As step(), where the owners' weights were changed by other means: updates no batch.
   void publish() { renew(/*updates=*/false); }
+  /// Settles, waits for a late update, and frees all weights. Each use after it sends them again.
+  void free_weights();
   /// Waits for all routes in the order of issue.
   void finish_routes();
 
