@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from dmuon._running.offload import offload as offload
     from dmuon._running.orthogonalize import orthogonalize as orthogonalize
     from dmuon._running.prepare import prepare as prepare
+    from dmuon._running.update_stats import UpdateStats as UpdateStats
+    from dmuon._running.update_stats import update_stats as update_stats
     from dmuon._saving.whole_states import whole_states as whole_states
     from dmuon._setup.dedication import dedicate_params as dedicate_params
     from dmuon._setup.routing_table import Route as Route
@@ -65,6 +67,7 @@ _HOMES = {
     "_running.offload": ("load", "offload"),
     "_running.orthogonalize": ("orthogonalize",),
     "_running.prepare": ("prepare",),
+    "_running.update_stats": ("UpdateStats", "update_stats"),
     "_saving.whole_states": ("whole_states",),
     "_setup.dedication": ("dedicate_params",),
     "_setup.routing_table": ("Route", "RoutingTable"),

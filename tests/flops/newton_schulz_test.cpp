@@ -22,6 +22,13 @@ TEST(Orthogonalisation, WithTrianglesTakesTheFlopsOfTheFormulas) {
   EXPECT_EQ(orthogonalisation(10, 100, {3, 1, 1}, Form::kSegmented, kTriangle), 9e4 + 11e3);
 }
 
+TEST(Orthogonalisation, OfCubicStepsByThemselvesTakesNoSquareOfR) {
+  EXPECT_EQ(products({1, 1, 1}, 3), (Products{3, 0, 3}));
+  EXPECT_EQ(products({2, 1, 2}, 1), (Products{3, 10, 3}));
+  EXPECT_EQ(orthogonalisation(10, 100, {1, 1, 1, 1, 1}, Form::kDirect, kFull, 5), 20e4);
+  EXPECT_EQ(orthogonalisation(10, 100, {2, 1, 2}, Form::kSegmented, kFull, 1), 12e4 + 20e3);
+}
+
 TEST(Orthogonalisation, WeighsOnlyWhatTheGramFormDoesInItsOwnDtype) {
   const SymmetricCost twice{.share = 1, .gram_dtype = 2};
   EXPECT_EQ(orthogonalisation(10, 100, 5, Form::kDirect, twice), 20e4 + 10e3);

@@ -22,6 +22,7 @@ from dmuon._running.skipped_steps import KEY as SKIPPED_STEPS
 from dmuon._running.skipped_steps import SkippedSteps
 from dmuon._running.start import agreed_setup, start
 from dmuon._running.ungrouped import UngroupedParameters
+from dmuon._running.update_stats import begin_recording, problem_of_recording
 from dmuon._saving.optimizer_state import saved_state, with_saved_groups
 from dmuon._setup.dedication import dedication_of, one_model, plain_module
 from dmuon._setup.hyperparameters import (
@@ -59,9 +60,12 @@ class Muon(torch.optim.Optimizer):
             not unscaled, and always calls `step`, which itself finds values that are not finite on any rank. So the
             scaler does not wait for the device. False by default: with True, Lightning refuses to clip, and
             Accelerate takes no step for a skipped one.
+        record_stats: set to True before a step whose figures `dmuon.update_stats` shall return. Other steps pay
+            nothing.
     """
 
     accepts_other_views = False
+    record_stats = False
     _step_supports_amp_scaling = False
     _is_made = False
 
@@ -244,12 +248,14 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         runtime = self._runtime
-        verdict = runtime.step_agreement.verdict()
+        verdict = runtime.step_agreement.verdict(problem=problem_of_recording(runtime) if self.record_stats else None)
         runtime.step_agreement.note_step()
         if (grad_scale := getattr(self, "grad_scale", None)) is not None:
             runtime.step_agreement.scale(grad_scale.double().reciprocal().float().to(runtime.device))
         finite = runtime.step_agreement.finite()
         groups, group_of = self._muon_groups(verdict.has_gradient)
+        if self.record_stats:
+            begin_recording(runtime)
         after = runtime.step_agreement.after_step
         row_factors = after.row_factors(verdict.maxima, finite) if after else {}
         _C.muon_step(runtime.engine, groups, group_of, finite, runtime.graphs, row_factors)
@@ -278,7 +284,7 @@ class Muon(torch.optim.Optimizer):
                 for index in self._runtime.parts[self._leaf_of[parameter]]:
                     if has_gradient[index]:
                         group_of[index] = len(groups)
-            groups.append(native_group(group, self._runtime.device, self._runtime.tuned))
+            groups.append(native_group(group, self._runtime.device, self._runtime.tuned, self.record_stats))
         return groups, group_of
 
     @torch.compiler.disable(reason="dmuon.Muon.zero_grad changes FSDP2's state")  # type: ignore[untyped-decorator]

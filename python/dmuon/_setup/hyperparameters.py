@@ -120,8 +120,13 @@ def rate_of(group: dict[str, Any], first: Any = 0.0) -> Any:
         return lr
 
 
-def native_group(group: dict[str, Any], device: torch.device, tuned: Tuned | None = None) -> _C.MuonGroup:
-    """Returns the present hyperparameters of a Muon group, with the choices if they were tuned for these."""
+def native_group(
+    group: dict[str, Any], device: torch.device, tuned: Tuned | None = None, records: bool = False
+) -> _C.MuonGroup:
+    """Returns the present hyperparameters of a Muon group, with the choices if they were tuned for these.
+
+    `records`: updates record figures for `dmuon.update_stats`.
+    """
     coefficients = resolved_coefficients(group["ns_coefficients"], group["ns_steps"])
     ns_dtype = group["ns_dtype"] or _C.default_ns_dtype(device)
     choices: dict[Any, _C.Choice] = tuned.choices if tuned and tuned[:2] == (ns_dtype, coefficients) else {}
@@ -137,6 +142,7 @@ def native_group(group: dict[str, Any], device: torch.device, tuned: Tuned | Non
         rule=user_rules.native(rule_of(group)),
         beta2=float(group.get("beta2", 0.0)),
         cautious_weight_decay=bool(group.get("cautious_weight_decay", False)),
+        records=records,
     )
 
 

@@ -86,7 +86,8 @@ void init_parts(py::module_& module) {
   py::class_<wire::Owned>(module, "Owned")
       .def("add", &wire::Owned::add, py::arg("name"),
            py::arg_v("sizes", wire::MatrixSizes(), "..."))
-      .def("remove", &wire::Owned::remove, py::arg("name"));
+      .def("remove", &wire::Owned::remove, py::arg("name"))
+      .def("has_name", &wire::Owned::has_name, py::arg("name"));
 
   py::class_<layout::Segment>(module, "Segment")
       .def_readonly("begin", &layout::Segment::begin)

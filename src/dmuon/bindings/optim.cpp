@@ -16,6 +16,7 @@
 #include "dmuon/optim/muon_step.h"
 #include "dmuon/optim/muon_update.h"
 #include "dmuon/optim/rules/make_rule.h"
+#include "dmuon/optim/rules/recorded.h"
 #include "dmuon/optim/rules/user_rule.h"
 
 namespace dmuon::bindings {
@@ -82,7 +83,7 @@ void init_optim(py::module_& module) {
                        const std::vector<std::tuple<double, double, double>>& coefficients,
                        double eps, const std::string& adjust_lr_fn, at::ScalarType ns_dtype,
                        newton_schulz::Choices choices, const RuleChoice& rule, double beta2,
-                       bool cautious_weight_decay) {
+                       bool cautious_weight_decay, bool records) {
              newton_schulz::IterationOptions iteration;
              iteration.eps = eps;
              iteration.dtype = ns_dtype;
@@ -95,12 +96,14 @@ void init_optim(py::module_& module) {
                                            beta2,
                                            cautious_weight_decay};
              std::shared_ptr<const optim::Rule> made = rule_of(rule, muon);
+             if (records) made = std::make_shared<optim::Recorded>(std::move(made));
              return MuonGroup{std::move(made), std::move(iteration), std::move(choices)};
            }),
            py::arg("lr"), py::arg("weight_decay"), py::arg("momentum"), py::arg("nesterov"),
            py::arg("coefficients"), py::arg("eps"), py::arg("adjust_lr_fn"), py::arg("ns_dtype"),
            py::arg("choices") = newton_schulz::Choices(), py::arg("rule") = RuleChoice("muon"),
-           py::arg("beta2") = 0.0, py::arg("cautious_weight_decay") = false)
+           py::arg("beta2") = 0.0, py::arg("cautious_weight_decay") = false,
+           py::arg("records") = false)
       .def("state_sizes", &state_sizes, py::arg("rows"), py::arg("cols"),
            py::arg("column_blocks") = 1, py::arg("transposed") = false);
 
@@ -110,6 +113,8 @@ void init_optim(py::module_& module) {
         return optim::add_states(engine, *rule_of(rule, {}), memo_words);
       },
       py::arg("engine"), py::arg("rule"), py::arg("memo_words"), no_gil);
+  module.attr("UPDATE_STATS") = optim::kUpdateStats;
+  module.def("begin_update_stats", &optim::begin_update_stats, py::arg("engine"), no_gil);
   py::class_<optim::BatchGraphs, std::shared_ptr<optim::BatchGraphs>>(module, "BatchGraphs")
       .def(py::init<std::int64_t>(), py::arg("most_bytes"))
       .def("reports", &optim::BatchGraphs::reports)

@@ -22,13 +22,14 @@ Segments segments(int steps, Form form) {
   return all;
 }
 
-Products products(const Segments& segments) {
+Products products(const Segments& segments, int num_cubic) {
   Products sum;
   for (const int length : segments) {
     ++sum.to_square;
     sum.square += 4 * length - 3;
     ++sum.to_wide;
   }
+  sum.square -= num_cubic;
   return sum;
 }
 
@@ -42,10 +43,10 @@ double orthogonalisation(std::int64_t m, std::int64_t n, int steps, Form form,
 }
 
 double orthogonalisation(std::int64_t m, std::int64_t n, const Segments& segments, Form form,
-                         const SymmetricCost& symmetric) {
+                         const SymmetricCost& symmetric, int num_cubic) {
   const auto rows = static_cast<double>(std::min(m, n));
   const auto cols = static_cast<double>(std::max(m, n));
-  const Products count = products(segments);
+  const Products count = products(segments, num_cubic);
   const double to_square = symmetric.share * product(rows, rows, cols);
   const double square = symmetric.share * product(rows, rows, rows);
   const double to_wide = product(rows, cols, rows);

@@ -38,7 +38,8 @@ struct Products {
 };
 
 /// Counts products: a segment of L steps takes one to_square, 4 L - 3 square and one to_wide.
-Products products(const Segments& segments);
+/// @param num_cubic  segments of one step whose c is 0. They need no Z: their X <- a X + b R X.
+Products products(const Segments& segments, int num_cubic = 0);
 
 /// Square matrices that the iteration holds at once: R and Z; Q and a spare one only if a segment
 /// has more than one step.
@@ -67,7 +68,8 @@ double orthogonalisation(std::int64_t m, std::int64_t n, int steps, Form form,
                          const SymmetricCost& symmetric);
 
 /// The same for other segments.
+/// @param num_cubic  as for `products`.
 double orthogonalisation(std::int64_t m, std::int64_t n, const Segments& segments, Form form,
-                         const SymmetricCost& symmetric);
+                         const SymmetricCost& symmetric, int num_cubic = 0);
 
 }  // namespace dmuon::flops

@@ -36,6 +36,17 @@ std::optional<flops::Segments> segments_of(Form form, const Products& backend, s
   return offers ? measured_segments(coefficients, m, n, dtype) : std::nullopt;
 }
 
+// Counts the steps by themselves whose c is 0.
+int num_cubic(const flops::Segments& segments, const Coefficients& coefficients) {
+  int count = 0;
+  std::size_t step = 0;
+  for (const int length : segments) {
+    if (length == 1 && coefficients.at(step).c == 0) ++count;
+    step += static_cast<std::size_t>(length);
+  }
+  return count;
+}
+
 // Returns the choices of one backend. The first has the fewest FLOPs, the default panels and, if
 // the backend batches such matrices, a batch.
 std::vector<Choice> candidates_of(const Products& backend, std::int64_t m, std::int64_t n,
@@ -58,8 +69,9 @@ std::vector<Choice> candidates_of(const Products& backend, std::int64_t m, std::
     // On an H200 the segmented form was at best as fast: there `dmuon tune` alone chooses it.
     if (choice.form == Form::kSegmented && !device.is_cpu())
       return std::numeric_limits<double>::infinity();
-    return flops::orthogonalisation(m, n, *segments(choice.form), choice.form,
-                                    backend.symmetric_cost(side, dtype));
+    const flops::Segments lengths = *segments(choice.form);
+    return flops::orthogonalisation(m, n, lengths, choice.form, backend.symmetric_cost(side, dtype),
+                                    num_cubic(lengths, coefficients));
   });
   std::rotate(found.begin(), best, best + 1);
   std::vector<Choice> in_panels{found.front()};

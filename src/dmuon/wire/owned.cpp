@@ -73,8 +73,7 @@ void add_scaled(at::Tensor target, const at::Tensor& values, double scale, bool 
 }
 
 void Owned::add(const std::string& name, MatrixSizes sizes) {
-  core::require(std::ranges::find(named_, name, &Named::name) == named_.end(),
-                "Owned::add: name: expected a new one, got '", name, "'");
+  core::require(!has_name(name), "Owned::add: name: expected a new one, got '", name, "'");
   named_.push_back({name, sizes ? std::move(sizes) : whole_matrix});
   for (OwnedBatch& batch : batches_) {
     at::Tensor& tensor = batch.tensors[name];
@@ -97,6 +96,10 @@ void Owned::remove(const std::string& name) {
 at::Tensor Owned::stack(const Position& position, const std::string& name) const {
   const auto index = static_cast<std::size_t>(position.index);
   return batches_[position.batch].part(name, index, index + 1);
+}
+
+bool Owned::has_name(const std::string& name) const {
+  return std::ranges::find(named_, name, &Named::name) != named_.end();
 }
 
 const Owned::Named& Owned::named(const std::string& name) const {

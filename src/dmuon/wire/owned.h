@@ -78,6 +78,7 @@ class Owned {
   /// @throws InvalidArgument as require_name.
   void remove(const std::string& name);
 
+  bool has_name(const std::string& name) const;
   /// @throws InvalidArgument that lists the known names, also on ranks that own nothing.
   void require_name(const std::string& name) const { named(name); }
 
