@@ -65,6 +65,8 @@ class Heads:
             ("key_rows", self.kv_heads, self.head_dim),
         ):
             rows = getattr(self, field)
+            if not isinstance(rows, Sequence):
+                raise ValueError(f"Heads: {field}: expected a sequence of rows, got {rows!r}")
             rows = tuple(rows) if len(rows) else range(0, count * step, step)
             in_order = sorted(rows) if all(type(row) is int and row >= 0 for row in rows) else []
             if len(in_order) != count or any(b - a < step for a, b in itertools.pairwise(in_order)):

@@ -59,4 +59,4 @@ def test_the_api_is_what_dir_shows():
     assert {"Muon", "Plan", "Profile", "StepSchedule", "dedicate_params", "plan", "__version__"} <= set(names)
     assert [name for name in names if name.startswith("_")] == ["__version__"]
     kinds = dict(zip(names, done.stdout.splitlines()[1].split(), strict=True))
-    assert [name for name, kind in kinds.items() if kind == "module"] == ["views"]
+    assert [name for name, kind in kinds.items() if kind == "module"] == ["attention", "rules", "views"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from typing import Any
 
 import pytest
@@ -157,20 +158,31 @@ def test_verify_raises_on_all_ranks_if_the_function_does(ranks):
 # ---- threads ----
 
 
-def freed_during_a_late_update(mesh: Any) -> bool:
+def freed_during_a_late_update(mesh: Any, rule: str = "slow", collects: bool = True) -> bool:
     model = make_gpt(depth=2)
     dedicate(model, mesh, AHEAD)
     shard(model, mesh)
-    opt = dmuon.Muon(model, rule="slow")
+    opt = dmuon.Muon(model, rule=rule)
     loss_of(model, part(batch(0), *place_of(mesh))).backward()
     opt.step()
     del opt, model
-    gc.collect()
+    if collects:
+        gc.collect()
     return True
 
 
 def test_an_engine_is_freed_while_a_function_runs(ranks):
     assert ranks.run(freed_during_a_late_update, (2, 2)) == [True] * 4
+
+
+def freed_by_the_function(mesh: Any) -> bool:
+    freed_during_a_late_update(mesh, rule="collecting", collects=False)
+    time.sleep(1)
+    return freed_during_a_late_update(mesh, rule="slow")  # which the lane would not come to
+
+
+def test_a_function_that_frees_its_own_engine_does_not_wait_for_itself(ranks):
+    assert ranks.run(freed_by_the_function, (2, 2)) == [True] * 4
 
 
 # ---- what is refused ----

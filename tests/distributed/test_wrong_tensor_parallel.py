@@ -226,7 +226,7 @@ REFUSED: dict[str, tuple[Callable[..., DeviceMesh], int, Select | None]] = {
         1,
         lambda name, module, parameter: True if "weight" in name else None,
     ),
-    "has a view of interleaved rows, 8*(3 + 1) x 16": (
+    "up.weight' is in a model under tensor parallelism, and has a view of interleaved rows, 8*(3 + 1) x 16": (
         of_one_mesh,
         HIDDEN,
         lambda name, module, parameter: dmuon.views.interleaved(parameter, [3, 1]) if "up.weight" in name else None,

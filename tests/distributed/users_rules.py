@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import Any
 
@@ -47,6 +48,13 @@ def plain_uneven(matrix, change, state, of):
 
 def slow(update, weights, state, options):
     time.sleep(0.2)
+    return update
+
+
+def collecting(update, weights, state, options):
+    """What Python may do by itself in any function."""
+    time.sleep(0.2)
+    gc.collect()
     return update
 
 
@@ -96,6 +104,7 @@ WRONG = {
 dmuon.rules.register("muonh", move=muonh, state={"radius": SIZES["radius"]})
 dmuon.rules.register("uneven", after=uneven, state={name: of for name, of in SIZES.items() if name != "radius"})
 dmuon.rules.register("slow", after=slow)
+dmuon.rules.register("collecting", after=collecting)
 for _name in WRONG:
     dmuon.rules.register(_name, after=globals()[_name], state={"radius": (1, 1)})
 ReferenceMuon.users |= {"muonh": plain_muonh, "uneven": plain_uneven}

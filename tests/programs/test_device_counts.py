@@ -29,7 +29,8 @@ def test_kernels_a_matrix(counts):
     assert 0 < beyond(counts, "forward", "kernels") <= MATRICES * NUM_BLOCKS
     assert 0 < beyond(counts, "backward", "kernels") <= 4 * MATRICES * NUM_BLOCKS
     assert beyond(counts, "forward", "kernels", "adamw") <= 0
-    assert 0 < beyond(counts, "clip", "kernels") <= 15  # those of norms: no gradient is multiplied there
+    # Those of norms, and one that makes NaN infinity, of which a maximum is sure. No gradient is multiplied there.
+    assert 0 < beyond(counts, "clip", "kernels") <= 16
 
 
 def test_one_launch_of_messages_a_unit_stage_and_direction(counts):

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from dmuon import _C
 from dmuon._attention import logits
 from dmuon._attention.step_clip import StepClip
+from dmuon._running.structures import is_transformed
 from dmuon._setup.replaced_method import ReplacedMethod
 
 # The calls that take logits, or what they are made of.
@@ -28,9 +29,9 @@ _LARGEST: dict[Any, Callable[..., torch.Tensor | None]] = {
 class Observer:
     """Gives the largest logits of each training forward of a module to a StepClip.
 
-    A training forward is one with `module.training` and gradients. A forward that activation checkpointing repeats in
-    the backward counts if the first one had no gradients. The module runs without torch.compile, because Dynamo does
-    not trace what sees its calls.
+    A training forward is one with `module.training` and gradients, outside of transforms of torch.func. A forward that
+    activation checkpointing repeats in the backward counts if the first one had no gradients. The module runs without
+    torch.compile, because Dynamo does not trace what sees its calls.
     """
 
     def __init__(self, module: nn.Module, name: str, num_heads: int, clip: StepClip) -> None:
@@ -53,7 +54,7 @@ class Observer:
         return output
 
     def _counts(self, module: nn.Module) -> bool:
-        if not module.training:
+        if not module.training or is_transformed():
             return False
         if _C.in_backward():
             return not self._had_gradients

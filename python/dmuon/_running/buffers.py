@@ -7,6 +7,7 @@ import torch.distributed as dist
 import torch.nn as nn
 
 from dmuon import _C
+from dmuon._running.structures import is_transformed
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import slots_group
 
@@ -32,7 +33,7 @@ class Buffers:
 
     def begin_forward(self, engine: _C.Engine, syncs: bool) -> None:
         """Copies them if they may differ. Collective then. `syncs`: the forward's backward is not under `no_sync`."""
-        if self._group is None or _C.in_backward():
+        if self._group is None or _C.in_backward() or is_transformed():
             return
         is_due, self._is_due = self._is_due, syncs and torch.is_grad_enabled()
         buffers = [buffer for buffer in self._model.buffers() if buffer.numel()] if is_due else []
@@ -47,8 +48,6 @@ class Buffers:
             dist.broadcast(flat, self._ranks.by_slot[0], group=self._group)
         except RuntimeError as error:
             raise RuntimeError(f"dmuon: {what} failed: a rank died, or did not come. Reported: {error}") from error
-        if self._ranks.slot == 0:
-            return
-        with torch.no_grad():
+        with torch.no_grad():  # also the first rank writes: what autograd says of it, all ranks hear
             for buffer, bytes_ in zip(buffers, flat.split([piece.numel() for piece in pieces]), strict=True):
                 buffer.copy_(bytes_.clone().view(buffer.dtype).view(buffer.shape))

@@ -15,8 +15,8 @@ from dmuon._running.runtime import Runtime, runtime_of
 class UpdateStats(NamedTuple):
     """Figures of one parameter's update: 0-dimensional fp32 tensors, equal on every rank.
 
-    O is the orthogonalised update of a matrix, before the rule changes it, and m the lesser of its sides. Of a parameter
-    with several matrices `spectral_norm` and `residual` are the largest, and `cosine` is the mean.
+    O is the orthogonalised update of a matrix, before the rule changes it, and m the lesser of its sides. Of a
+    parameter with several matrices `spectral_norm` and `residual` are the largest, and `cosine` is the mean.
 
     Attributes:
         rms: root mean square of the change of the weights, weight decay included. 0 for a skipped step.

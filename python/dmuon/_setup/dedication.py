@@ -135,7 +135,7 @@ def dedicate_params(
         reshard_after_forward: True to free a unit's matrices between its forward and backward. None means True.
         replicated: True to keep all matrices whole on every rank between steps, as `DistributedDataParallel` does, for
             models that fit on each device. `step()` sends each new weight once, behind the rest of the step and the
-            next forward; a forward or backward sends none. Masters and momenta stay with the owners alone. Then
+            next forward; after the first forward no pass sends any. Owners alone have masters and momenta. Then
             `reshard_after_forward` and `node_copy` count as False.
         select: `select(name, module, parameter)` returns True (Muon), False (AdamW), None (by the rule), or a
             `dmuon.View` or several (Muon, for these matrices of the parameter; see `dmuon.views`).

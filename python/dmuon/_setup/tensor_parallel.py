@@ -32,16 +32,15 @@ def note_slices(entry: Leaf, managed: Managed, ranks: Ranks | None, function: st
             `function`.
     """
     spec = spec_of(entry.parameter, managed_of(entry, managed))
+    if ranks is not None and ranks.tensor_parallel > 1 and any(view.heights for view in entry.views):
+        raise ValueError(
+            f"{function}: model: '{entry.name}' is in a model under tensor parallelism, and has a view of interleaved "
+            f"rows, {', '.join(map(str, entry.views))}. Expected: another one, such as True, by select."
+        )
     if spec is None or ranks is None:
         return
     if is_over_tensor_parallel(spec.mesh, ranks.by_slot, ranks.here):
         entry.slices = slices_of(entry.name, spec, function)
-        if entry.slices.cut is not None and any(view.heights for view in entry.views):
-            raise ValueError(
-                f"{function}: model: '{entry.name}' is divided by tensor parallelism: {entry.slices}, and has a view "
-                f"of interleaved rows, {', '.join(map(str, entry.views))}. Expected: such views of parameters that all "
-                "ranks have whole; here another one, such as True, by select."
-            )
         if (members := spec.mesh.mesh.tolist()) != sorted(members):
             raise ValueError(
                 f"{function}: model: '{entry.name}' is divided by tensor parallelism: {entry.slices}, which do not "

@@ -34,7 +34,9 @@ def add(name: str, function: Function, moves_weights: bool, states: States) -> b
     call = functools.partial(_call, function, tuple(states))
     made = _Rule(function, moves_weights, states, _C.UserFunction(name, sides, moves_weights, call))
     former = _registered.setdefault(name, made)
-    is_same = former.function is function or "<lambda>" not in _described(made)
+    # Lambdas, and objects of one class, have one name whatever they do.
+    is_named = hasattr(function, "__qualname__") or isinstance(function, functools.partial)
+    is_same = former.function is function or (is_named and "<lambda>" not in _described(made))
     if not is_same or _described(former) != _described(made):
         return False
     _registered[name] = made
@@ -94,9 +96,15 @@ def fact(name: str) -> str:
 
 
 def _described(rule: _Rule) -> str:
-    function = rule.function if hasattr(rule.function, "__qualname__") else type(rule.function)
     how = "moves weights" if rule.moves_weights else "changes updates"
-    return f"{how} by {function.__module__}.{function.__qualname__}, with states {rule.states}"
+    return f"{how} by {_name_of(rule.function)}, with states {rule.states}"
+
+
+def _name_of(function: Any) -> str:
+    if isinstance(function, functools.partial):
+        return f"{_name_of(function.func)} with {function.args}, {function.keywords}"
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def change_of(

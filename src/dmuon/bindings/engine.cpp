@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -134,10 +135,13 @@ void init_profile(py::module_& module) {
       .def("stop", &engine::Profile::stop, no_gil);
 }
 
-// The destructor waits for updates that are at work. A user's rule in one needs the GIL.
+// The destructor waits for updates that are at work. A user's rule in one needs the GIL; and if the
+// rule itself frees the engine, as a collection of garbage inside of it may, another thread waits.
 std::shared_ptr<Engine> freed_without_gil(std::shared_ptr<Engine> made) {
   Engine* const engine = made.get();
   return {engine, [made = std::move(made)](Engine* /*engine*/) mutable {
+            if (wire::Lane::is_in_thread())
+              return std::thread([last = std::move(made)]() mutable { last.reset(); }).detach();
             if (PyGILState_Check() == 0) return made.reset();
             const py::gil_scoped_release no_gil;
             made.reset();

@@ -87,11 +87,9 @@ const at::Tensor& GradientNorms::measure(const at::Tensor& host, const at::Tenso
   if (host.defined()) words_.narrow(0, host_words_, 2).copy_(host.narrow(0, 0, 2) * host_weights_);
   if (host.defined() && host.numel() == 3)
     words_.narrow(0, copies_word_, 1).copy_(host.narrow(0, 2, 1));
-  at::Tensor behind = words_.narrow(0, words_.numel() - num_maxima_, num_maxima_);
-  if (maxima.defined()) {
-    behind.copy_(maxima);
-  } else {
-    behind.fill_(-kInfinity);
+  if (num_maxima_ > 0) {
+    at::Tensor behind = words_.narrow(0, words_.numel() - num_maxima_, num_maxima_);
+    maxima.defined() ? behind.copy_(maxima) : behind.fill_(-kInfinity);
   }
   at::nan_to_num_(words_, kInfinity, kInfinity, -kInfinity);
   return words_;

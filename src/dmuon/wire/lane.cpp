@@ -149,6 +149,8 @@ class Lane::Ends {
   core::ServiceThread service_;  // last: it uses all of the above
 };
 
+thread_local bool in_thread_of_lane = false;
+
 class Lane::Worker {
  public:
   Worker(const std::string& name, Purpose purpose) : ends_(name, purpose), purpose_(purpose) {
@@ -171,6 +173,7 @@ class Lane::Worker {
   };
 
   void run() {
+    in_thread_of_lane = true;
     const PlainMode plain;
     std::exception_ptr failure;  // of an operation that could not begin
     while (true) {
@@ -251,6 +254,15 @@ class Lane::Stream {
   c10::impl::VirtualGuardImpl guard_;
   c10::Stream stream_;
 };
+
+bool Lane::is_in_thread() { return in_thread_of_lane; }
+
+void Lane::end_thread() noexcept {
+  try {
+    if (worker_) enqueue(c10::kCPU, [] {}, {}).wait();
+  } catch (const std::exception&) {  // of an operation, which its own waiters get
+  }
+}
 
 bool Lane::ends_within(std::chrono::milliseconds most) {
   const auto end = std::chrono::steady_clock::now() + most;

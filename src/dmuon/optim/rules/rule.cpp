@@ -24,7 +24,7 @@ std::vector<std::int64_t> State::sizes_of(const layout::View& view) const {
       sizes(view.rows, view.cols / view.column_blocks, view.transposed);
   core::require(view.heights.empty() || state_rows == view.rows, "Muon: rule: state '", name,
                 "': expected a row for each of the ", view.rows, " rows of a matrix whose view ",
-                "interleaves them, got ", state_rows);
+                "interleaves them, got ", state_rows, "; a state of the user's has them by 'rows'");
   return {state_rows, state_cols * view.column_blocks};
 }
 

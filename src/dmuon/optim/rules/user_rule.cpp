@@ -27,11 +27,12 @@ Tensor copy_of(const Tensor& matrix) { return matrix.clone(at::MemoryFormat::Con
 
 void check(const std::string& rule, const std::string& what, const Tensor& got,
            const Tensor& expected) {
-  const bool fits = got.defined() && got.layout() == at::kStrided &&
-                    got.scalar_type() == at::kFloat && got.sizes() == expected.sizes() &&
+  if (!got.defined()) core::refuse("Muon.step: rule '", rule, "': ", what, ": expected a tensor");
+  core::require(got.layout() == at::kStrided, "Muon.step: rule '", rule, "': ", what,
+                ": expected a dense tensor, got a ", got.layout(), " one");
+  const bool fits = got.scalar_type() == at::kFloat && got.sizes() == expected.sizes() &&
                     got.device() == expected.device();
   if (fits) return;
-  if (!got.defined()) core::refuse("Muon.step: rule '", rule, "': ", what, ": expected a tensor");
   core::refuse("Muon.step: rule '", rule, "': ", what, ": expected Float ", expected.sizes(),
                " on ", expected.device(), ", got ", toString(got.scalar_type()), " ", got.sizes(),
                " on ", got.device());
