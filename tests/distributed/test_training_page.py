@@ -51,15 +51,17 @@ def stand_in_for_wandb() -> types.ModuleType:
 
 def run_block(page: str, line: int, source: str, device: str, names: dict[str, Any]) -> None:
     on_device = source.replace('"cpu"', f'"{device}"')
+    if "import wandb" in source:  # Transformers, on another page, would look for more of it
+        sys.modules["wandb"] = stand_in_for_wandb()
     # Lines of an error are the page's.
     exec(compile("\n" * line + on_device, str(ROOT / page), "exec"), names)
+    sys.modules.pop("wandb", None)
 
 
 def run_blocks(mesh: Any, folder: str) -> int:
     """Returns how many blocks have run."""
     before, classes, attention = Path.cwd(), dict(dmuon.views.by_class), dict(dmuon.attention.by_class)
     os.chdir(folder)
-    sys.modules["wandb"] = stand_in_for_wandb()
     try:
         names: dict[str, Any] = {"__name__": "training"}
         blocks = [(page, block) for page in TOGETHER for block in blocks_of(page, "python")]
@@ -72,7 +74,6 @@ def run_blocks(mesh: Any, folder: str) -> int:
             run_block(README, block.line, block.source, mesh.device_type, names)
         return len(blocks) + len(rest)
     finally:
-        del sys.modules["wandb"]
         os.chdir(before)
         dmuon.views.by_class.clear()
         dmuon.views.by_class.update(classes)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from models import batch, loss_of, make_gpt, part
 from refusals import REFUSED, Refusals, dedicated, expect_refusal
-from training import AHEAD, KEPT_NO_COPY, NO_COPY, REPLICATED, Schedule, dedicate, place_of, shard, weights_of
+from training import AHEAD, KEPT_NO_COPY, NO_COPY, REPLICATED, Schedule, dedicate, place_of, shard
 
 import dmuon
 

@@ -81,8 +81,8 @@ def _joined(figures: torch.Tensor, runtime: Runtime, index: int) -> UpdateStats:
 
     rms, spectral_norm, residual, cosine = (list(column.unbind()) for column in figures[parts[0] : parts[-1] + 1].T)
     squares = mean([value.square() for value in rms], elements)
-    largest = (torch.stack(of).max() for of in (spectral_norm, residual))
-    return UpdateStats(squares.sqrt(), *largest, mean(cosine, matrices))
+    largest = [torch.stack(of).max() for of in (spectral_norm, residual)]
+    return UpdateStats(squares.sqrt(), largest[0], largest[1], mean(cosine, matrices))
 
 
 def problem_of_recording(runtime: Runtime) -> str | None:
@@ -93,6 +93,8 @@ def problem_of_recording(runtime: Runtime) -> str | None:
     for leaf, parts in zip(runtime.leaves, runtime.parts, strict=True):
         if any(runtime.plan.native.inventory[part].heights for part in parts):
             return f"{expected} with '{leaf.name}', whose view interleaves its rows, got True"
+        if leaf.num_columns > 1:
+            return f"{expected} with '{leaf.name}', of whose experts each column has its own, got True"
     return None
 
 

@@ -72,11 +72,18 @@ std::vector<std::pair<std::string, std::vector<std::int64_t>>> state_sizes(
   return sizes;
 }
 
+void init_update_stats(py::module_& module) {
+  module.attr("UPDATE_STATS") = optim::kUpdateStats;
+  module.def("begin_update_stats", &optim::begin_update_stats, py::arg("engine"),
+             py::call_guard<py::gil_scoped_release>());
+}
+
 }  // namespace
 
 void init_optim(py::module_& module) {
   const py::call_guard<py::gil_scoped_release> no_gil;
   init_user_rules(module);
+  init_update_stats(module);
 
   py::class_<MuonGroup>(module, "MuonGroup")
       .def(py::init([](double lr, double weight_decay, double momentum, bool nesterov,
@@ -113,8 +120,6 @@ void init_optim(py::module_& module) {
         return optim::add_states(engine, *rule_of(rule, {}), memo_words);
       },
       py::arg("engine"), py::arg("rule"), py::arg("memo_words"), no_gil);
-  module.attr("UPDATE_STATS") = optim::kUpdateStats;
-  module.def("begin_update_stats", &optim::begin_update_stats, py::arg("engine"), no_gil);
   py::class_<optim::BatchGraphs, std::shared_ptr<optim::BatchGraphs>>(module, "BatchGraphs")
       .def(py::init<std::int64_t>(), py::arg("most_bytes"))
       .def("reports", &optim::BatchGraphs::reports)
