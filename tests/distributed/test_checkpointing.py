@@ -11,7 +11,7 @@ from models import Block, Gpt
 from scenario import Session, check
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
-from training import AHEAD, FAR_AHEAD, KEPT, KEPT_NO_COPY, NO_COPY, ON_DEMAND
+from training import AHEAD, FAR_AHEAD, KEPT, KEPT_NO_COPY, NO_COPY, ON_DEMAND, REPLICATED
 
 
 class _Rematerialised(Gpt):
@@ -105,6 +105,8 @@ def compiled(s: Session, whole_model: bool = False) -> None:
 
 
 @pytest.mark.xdist_group("compiles")  # what a first compilation prepares is there for the second
-@pytest.mark.parametrize(("mesh", "whole_model", "schedule"), [((2, 2), False, AHEAD), ((2,), True, KEPT)])
+@pytest.mark.parametrize(
+    ("mesh", "whole_model", "schedule"), [((2, 2), False, AHEAD), ((2,), True, KEPT), ((2,), True, REPLICATED)]
+)
 def test_compiled(ranks, mesh, whole_model, schedule):
     check(ranks, compiled, mesh, schedule=schedule, whole_model=whole_model)
