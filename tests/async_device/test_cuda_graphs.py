@@ -45,8 +45,8 @@ def gpus():
     pool.close()
 
 
-def group_by(products: str, group: dict[str, Any], device: torch.device, tuned: Any = None) -> _C.MuonGroup:
-    """The group with two steps of Newton-Schulz by these products; with none by "aten"."""
+def group_by(products: str, group: dict[str, Any], *_: Any) -> _C.MuonGroup:
+    """In place of native_group: with two steps of Newton-Schulz by these products; with none by "aten"."""
     panel_rows = 0 if products == "aten" else 128
     return _C.MuonGroup(
         **{name: float(group[name]) for name in ("lr", "weight_decay", "momentum", "eps")},

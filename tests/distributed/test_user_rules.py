@@ -21,7 +21,7 @@ from training import AHEAD, KEPT, dedicate, place_of, shard, weights_of
 import dmuon
 
 RULES: list[dict[str, Any]] = [
-    {"rule": "muonh"},
+    {"rule": "hyperball"},
     {"rule": "uneven", "beta2": 0.7},
     {"rule": "uneven", "cautious_weight_decay": True},
 ]
@@ -45,7 +45,7 @@ def resume(mesh: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize(("mesh", "schedule"), [*MESHES, ((1,), KEPT)])
 def test_weights_equal_a_single_process(ranks, mesh, schedule):
-    check(ranks, trained, mesh, schedule=schedule, rule="muonh")
+    check(ranks, trained, mesh, schedule=schedule, rule="hyperball")
 
 
 # Clipping, accumulation, a gradient that is not finite, save and load, dmuon.verify.
@@ -92,7 +92,7 @@ def norms_of_matrices(mesh: Any) -> list[tuple[float, float]]:
     before = weights_of_plain(model)
     dedicate(model, mesh, AHEAD)
     shard(model, mesh)
-    opt = dmuon.Muon(model, lr=0.1, rule="muonh")
+    opt = dmuon.Muon(model, lr=0.1, rule="hyperball")
     for step in range(2):
         loss_of(model, part(batch(step), *place_of(mesh))).backward()
         opt.step()
@@ -197,7 +197,7 @@ def another(update, weights, state, options):
 @refused("dmuon.rules.register: name: expected an identifier", name="not one")
 @refused("dmuon.rules.register: name: expected an identifier other than ('adam', 'adamw')", name="adamw")
 @refused("dmuon.rules.register: name: expected another name than dmuon's own", name="normuon")
-@refused("expected one that no other rule has, got 'muonh' again", name="muonh")
+@refused("expected one that no other rule has, got 'hyperball' again", name="hyperball")
 @refused("state: expected identifiers other than", state={"momentum_buffer": (1, 1)})
 @refused("state: 'v': expected ('rows' or a number, 'cols' or a number)", state={"v": ("cols", 1)})
 @refused("state: 'v': expected ('rows' or a number, 'cols' or a number)", state={"v": (0, 1)})
@@ -208,9 +208,11 @@ def a_registration(mesh: Any, name: str = "another", **options: Any) -> None:
     dmuon.rules.register(name, **{"after": another, **options})
 
 
-@refused("Muon: cautious_weight_decay: expected False with the rule 'muonh', which moves the weights itself, got True")
+@refused(
+    "Muon: cautious_weight_decay: expected False with the rule 'hyperball', which moves the weights itself, got True"
+)
 def cautious_weight_decay_with_a_move(mesh: Any) -> None:
-    dmuon.Muon(dedicated(mesh), rule="muonh", cautious_weight_decay=True)
+    dmuon.Muon(dedicated(mesh), rule="hyperball", cautious_weight_decay=True)
 
 
 @refused("Muon: rule: expected one of ['muon', 'normuon', 'adamuon', ", "got 'of_nobody'")
@@ -227,8 +229,8 @@ def registrations_of_ranks(mesh: Any, name: str = "") -> None:
     dmuon.Muon(dedicated(mesh), rule=name)
 
 
-@refused("expected a group of algorithm 'muonh', got 'uneven'", of="uneven", to="muonh")
-@refused("expected a group of algorithm 'muon', got 'muonh'", of="muonh", to="muon")
+@refused("expected a group of algorithm 'hyperball', got 'uneven'", of="uneven", to="hyperball")
+@refused("expected a group of algorithm 'muon', got 'hyperball'", of="hyperball", to="muon")
 @refused("expected a group of algorithm 'uneven', got 'normuon'", of="normuon", to="uneven")
 def a_checkpoint_of_another_rule(mesh: Any, of: str, to: str) -> None:
     test_rules.a_checkpoint_of_another_rule(mesh, of, to)

@@ -14,14 +14,14 @@ import dmuon
 SIZES: dict[str, Any] = {"radius": (1, 1), "mean": ("rows", "cols"), "largest": ("rows", 1), "inputs": (1, "cols")}
 
 
-def muonh(update, weights, state, options):
+def hyperball(update, weights, state, options):
     radius = state["radius"]
     radius.copy_(torch.where(radius == 0, weights.norm(), radius))
     moved = weights - options["lr"] * radius * update / update.norm().clamp_min(1e-12)
     return moved * (radius / moved.norm().clamp_min(1e-12))
 
 
-def plain_muonh(matrix, change, state, of):
+def plain_hyperball(matrix, change, state, of):
     """Projects the unit sphere's step back to the sphere of the first norm."""
     radius = state.setdefault("radius", float(matrix.norm()))
     on_sphere = matrix / radius - of["lr"] * change / max(float(change.norm()), 1e-12)
@@ -101,10 +101,10 @@ WRONG = {
     "without_its_state": "TypeError: state: expected a tensor for each of ['radius'], got {}",
 }
 
-dmuon.rules.register("muonh", move=muonh, state={"radius": SIZES["radius"]})
+dmuon.rules.register("hyperball", move=hyperball, state={"radius": SIZES["radius"]})
 dmuon.rules.register("uneven", after=uneven, state={name: of for name, of in SIZES.items() if name != "radius"})
 dmuon.rules.register("slow", after=slow)
 dmuon.rules.register("collecting", after=collecting)
 for _name in WRONG:
     dmuon.rules.register(_name, after=globals()[_name], state={"radius": (1, 1)})
-ReferenceMuon.users |= {"muonh": plain_muonh, "uneven": plain_uneven}
+ReferenceMuon.users |= {"hyperball": plain_hyperball, "uneven": plain_uneven}

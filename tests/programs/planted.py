@@ -38,7 +38,8 @@ PYTHON = (
         "            with torch.enable_grad():\n"
         "                loss = closure()\n"
         "        runtime = self._runtime\n"
-        "        verdict = runtime.step_agreement.verdict()\n",
+        "        problem = problem_of_recording(runtime) if self.record_stats else None\n"
+        "        verdict = runtime.step_agreement.verdict(problem=problem)\n",
         "        verdict = self._runtime.step_agreement.verdict()\n"
         "        if closure is not None:\n"
         "            with torch.enable_grad():\n"
