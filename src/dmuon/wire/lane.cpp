@@ -257,13 +257,6 @@ class Lane::Stream {
 
 bool Lane::is_in_thread() { return in_thread_of_lane; }
 
-void Lane::end_thread() noexcept {
-  try {
-    if (worker_) enqueue(c10::kCPU, [] {}, {}).wait();
-  } catch (const std::exception&) {  // of an operation, which its own waiters get
-  }
-}
-
 bool Lane::ends_within(std::chrono::milliseconds most) {
   const auto end = std::chrono::steady_clock::now() + most;
   if (stream_ && !stream_->ends_before(end)) return false;

@@ -103,8 +103,6 @@ class Lane {
   /// that it issues. Gradients are off in it.
   Event enqueue(c10::Device device, Work operation, std::vector<Event> after);
 
-  /// Waits for what the lane's thread runs; returns at once without one.
-  void end_thread() noexcept;
   /// True in the thread of any lane.
   static bool is_in_thread();
 

@@ -87,8 +87,6 @@ std::vector<Group> SharedMesh::groups_of_words() const {
 
 void SharedMesh::leave(std::chrono::milliseconds grace) {
   if (getpid() != process) return;
-  // Updates wait for no other rank, but may be in a user's function, which needs the interpreter.
-  if (!tensor_parallel) (*lanes)[schedule::Lane::kUpdate].end_thread();
   const std::string why = "its program has ended";
   // A process that ends does not wait for a store that does not answer.
   if (!watch->over(why)) static_cast<void>(new std::shared_ptr<watch::Watch>(watch));  // NOLINT
