@@ -41,10 +41,10 @@ TEST(Predict, ALateUpdateOfOneRankTakesAsLong) {
 }
 
 // A device receives three quarters of the weights twice, in 2 bytes, and sends as much of the
-// gradients, in 4. A backward begins with the weights of the last layer, a quarter of them.
+// gradients, in 4. dmuon keeps the last layer's weights for the backward, which begins with it.
 TEST(Predict, CountsTheBytesOfANode) {
   const double adamw = predict(small_setting({1, 4}), Contender::kAdamW).intra_bytes;
-  const double expected = kMatrices * 0.75 * (2 + 0.75 * 2 + 4);
+  const double expected = kMatrices * 0.75 * (2 + 2 + 4);
   EXPECT_NEAR(adamw, expected, 1);
   const Setting setting = small_setting({1, 4});
   const Prediction dmuon = predict(setting, Contender::kDmuon);
@@ -97,8 +97,17 @@ TEST(Predict, ParametersOutsideOfMuonAreUpdatedByAdamW) {
   const Prediction dmuon = predict(setting, Contender::kDmuon);
   EXPECT_NEAR(dmuon.adamw_ms, 1e6 * 28 / 1e9, 1e-9);
   EXPECT_NEAR(dmuon.busy_ms[Lane::kCompute], 3 * (kForwardMs + 0.01), 1e-9);
-  EXPECT_NEAR(dmuon.intra_bytes - predict(small_setting({1, 4}), Contender::kDmuon).intra_bytes,
-              4e6 * 0.75 * 8, 1e5);
+}
+
+// FSDP2's root group gathers them once a step, in 2 bytes, and scatters gradients, in 4.
+TEST(Predict, CountsTheBytesOfParametersOutsideOfMuon) {
+  Setting with = small_setting({1, 4});
+  with.training.outside_elements = 4'000'000;
+  const Setting without = small_setting({1, 4});
+  for (const Contender contender : kContenders) {
+    EXPECT_NEAR(predict(with, contender).intra_bytes - predict(without, contender).intra_bytes,
+                4e6 * 0.75 * (2 + 4), 1e5);
+  }
 }
 
 // FSDP2's sums between nodes block the hosts of CPUs after the backward of each block but the

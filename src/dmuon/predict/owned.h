@@ -1,6 +1,7 @@
 #pragma once
 
 #include "dmuon/predict/rates.h"
+#include "dmuon/predict/timeline.h"
 #include "dmuon/simulate/execution.h"
 
 // dmuon's own step: the engine's resolver decides what runs.
@@ -10,12 +11,15 @@ namespace dmuon::predict {
 /// every slot owns an equal part of it. It comes before the plan's units.
 inline constexpr core::UnitIndex kOutside{0};
 
-/// How often an operation's bytes travel: HSDP sums gradients of kOutside between nodes, there and
-/// back, and sends none of its weights there.
+/// Returns how often an operation's bytes travel in a job of owned_job(). HSDP sums gradients of
+/// kOutside between nodes, there and back, and sends none of its weights there. FSDP2's root group
+/// keeps its weights from the forward to the backward.
 inline int times_sent(const simulate::Issue& issue) {
   if (issue.unit() != kOutside) return 1;
   if (issue.is(schedule::Kind::kRouteInter)) return 2;
-  return issue.is(schedule::Kind::kPublishInter) ? 0 : 1;
+  const bool in_backward = issue.event % kNumPhases == static_cast<int>(Phase::kBackward);
+  const bool gathers = issue.is(schedule::Kind::kPublishIntra) && !in_backward;
+  return issue.is(schedule::Kind::kRouteIntra) || gathers ? 1 : 0;
 }
 
 /// Returns training steps of a plan, whose units run in order once a pass. Without parameters

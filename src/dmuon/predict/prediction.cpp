@@ -194,12 +194,8 @@ Prediction predict_owned(const Setting& setting) {
   const simulate::Job job = owned_job(setting, kNumSteps);
   OwnedDurations durations(setting, job);
   const simulate::Programs programs = simulate::unroll(job);
-  double host_sums_ms = 0;
-  for (const simulate::Issue& issue : programs.front().issues)
-    if (issue.event / kNumPhases == kMeasured) host_sums_ms += kMs * durations.host_sum_us(issue);
   Prediction result = sum_up(programs, simulate::execute(programs, durations), plan.options.on_cpu,
                              [&](const auto& issue) { return durations.host_sum_us(issue); });
-  result.busy_ms[Lane::kInter] += host_sums_ms;
   count_bytes(programs, &result);
   const auto outside = static_cast<double>(setting.training.outside_elements);
   const double shard = outside / (plan.mesh.num_shards * plan.mesh.tensor_parallel);

@@ -18,7 +18,7 @@ layout::Mesh simulated(const layout::Mesh& mesh) {
   return {std::min(mesh.num_replicates, kMostMembers), std::min(mesh.num_shards, kMostMembers)};
 }
 
-// Lists what a rank issues.
+// Lists what a rank issues. FSDP2's root group, unit 0, keeps its weights until its backward.
 class Writer {
  public:
   /// @param blocks  compute waits for each message: FSDP2's calls of gloo return when it has come.
@@ -32,16 +32,16 @@ class Writer {
       if (unit + 1 < num_units_) publish(unit + 1);
       await(unit);
       compute(Compute::kForward, unit);
-      // The backward begins with the last one.
-      if (unit + 1 < num_units_) reshard(unit);
+      if (unit > 0) reshard(unit);
     }
   }
 
   void backward() {
     begin_event();
+    publish(num_units_ - 1);
     for (int unit = num_units_; unit-- > 0;) {
-      if (unit > 0) publish(unit - 1);
-      if (unit + 1 < num_units_) await(unit);
+      if (unit > 1) publish(unit - 1);
+      if (unit > 0) await(unit);
       compute(Compute::kBackward, unit);
       reshard(unit);
       add({.kind = Kind::kRouteIntra, .subject = UnitIndex(unit)});
