@@ -484,8 +484,9 @@ def test_bad_files_are_answered_in_one_line_that_names_them(complains, small, fi
 
 def test_costs_that_lack_a_shape_name_it(complains, small, file):
     lacking = file("lacking.json", COSTS | {"shapes": COSTS["shapes"][:1]})
-    complains("4 x 4", "plan", "--inventory", small[1], "--costs", lacking, "--mesh", "8")
-    complains("4 x 4", "plan", "--inventory", small[1], "--costs", lacking, "--mesh", "8", "--tp", "2")
+    words = "/lacking.json': costs: expected an entry for shape 4 x 4"
+    complains(words, "plan", "--inventory", small[1], "--costs", lacking, "--mesh", "8")
+    complains("/lacking.json'", "plan", "--inventory", small[1], "--costs", lacking, "--mesh", "8", "--tp", "2")
 
 
 def test_files_that_cannot_be_written_are_named(complains, small, tmp_path):

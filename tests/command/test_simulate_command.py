@@ -15,8 +15,8 @@ TASK = ("simulate", "--model", "qwen2.5-7b", "--device", "a800-sxm4-80gb")
 
 @pytest.fixture
 def run(capsys):
-    def run(*arguments):
-        status = main([*TASK, *(str(argument) for argument in arguments)])
+    def run(*arguments, task=TASK):
+        status = main([*task, *(str(argument) for argument in arguments)])
         printed = capsys.readouterr()
         assert status == 0, printed.err
         return printed.out
@@ -93,7 +93,9 @@ def test_meshes_are_swept_fast(run):
 
 
 def test_a_sweep_is_a_table(run):
-    text = run("--meshes", "1x8,2x8")
+    text = run("--meshes", "1x8,2x8", "--model", "llama-3-70b")
+    assert text.startswith("llama-3-70b, ")
+    assert text.count("!\n") == 2 and "(!: more than that)" in text
     assert "\n1 x 8 " in text and "\n2 x 8 " in text
 
 
@@ -121,7 +123,33 @@ def test_pictures_and_traces_are_written(run, tmp_path):
 
 
 def test_tensor_parallelism_is_predicted_as_it_runs(run):
-    assert "2 x 4, tensor parallel 2" in json.dumps(figures(run, "--mesh", "2x8", "--tp", "2"))
+    found, whole = figures(run, "--mesh", "2x8", "--tp", "2"), figures(run, "--mesh", "2x8")
+    assert found["mesh"] == "2 x 4, tensor parallel 2"
+    for contender in ("dmuon", "Muon-AG"):  # slices travel in an update
+        assert found["steps"][contender]["update_ms"] > whole["steps"][contender]["update_ms"]
+
+
+def test_experts_that_one_column_alone_has_stay_there(run, tmp_path):
+    """Of 8 experts each of 4 columns has 2: nothing of them travels inside nodes, as it would of a whole stack."""
+    part = {"rows": 256, "cols": 512, "num_matrices": 2}
+    parts = [{**part, "name": f"experts[{2 * i}:{2 * i + 2}]", "continues": i > 0} for i in range(4)]
+    sent = {}
+    for kind, matrices in {
+        "divided": [{**one, "column": column} for column, one in enumerate(parts)],
+        "whole": parts,
+    }.items():
+        model = {"schema_version": 1, "name": "moe", "description": "", "source": "", "stand_in": False}
+        (tmp_path / kind).write_text(json.dumps(model | {"units": [{"unit": 0, "name": "", "matrices": matrices}]}))
+        found = run("--inventory", tmp_path / kind, "--mesh", "2x4", "--json", task=["simulate"])
+        sent[kind] = json.loads(found)["steps"]["dmuon"]
+    assert sent["divided"]["intra_bytes"] == 0 < sent["whole"]["intra_bytes"]
+    assert sent["divided"]["inter_bytes"] > 0
+
+
+def test_somebody_who_waits_is_told_what_is_done(capsys, monkeypatch):
+    monkeypatch.setattr("dmuon._command.simulate._PATIENCE_S", 0.0)
+    assert main([*TASK, "--mesh", "4x8"]) == 0
+    assert "dmuon: predicting steps on 4x8 ...\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

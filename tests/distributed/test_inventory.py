@@ -114,7 +114,7 @@ def test_a_file_of_something_else_is_named(tmp_path: Path, content: bytes):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"plan: cannot read '.*binary'"):
         dmuon.Plan.load(path)
-    with pytest.raises(ValueError, match=r"plan: costs: cannot read the table '.*binary'"):
+    with pytest.raises(ValueError, match=r"plan: costs: cannot read '.*binary'"):
         dmuon.plan(Mixed(), (1, 2), costs=path)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch.nn as nn
+from dmuon._command.main import main
 
 import dmuon
 
@@ -54,7 +57,7 @@ def test_a_named_model_has_its_own_sequence():
         ({"mesh": (0, 8)}, "simulate: mesh: expected"),
         ({"mesh": (2**10, 2**10)}, "simulate: mesh: expected at most"),
         ({"device": "b300"}, "simulate: device: expected one of"),
-        ({"network": "string"}, "simulate: network: expected one of"),
+        ({"network": "string"}, "simulate: network: expected None or one of"),
         ({"tokens": 0}, "simulate: tokens: expected"),
         ({"model": nn.Sequential(nn.LayerNorm(8))}, "expected a model with a matrix"),
         ({"strategy": "best"}, "simulate: strategy"),
@@ -62,8 +65,33 @@ def test_a_named_model_has_its_own_sequence():
         ({"late_updates": "early"}, "simulate: late_updates: expected"),
         ({"model": "pi0", "select": lambda *_: True}, "simulate: select: expected none"),
         ({"costs": "none.json"}, "simulate: costs: cannot read"),
+        ({"tensor_parallel": 3}, "simulate: tensor_parallel: expected a divisor of the 4 GPUs of a node, got 3"),
+        ({"lookahead": -1}, "simulate: lookahead: expected"),
+        ({"node_copy": 1}, "simulate: node_copy: expected True or False, got 1"),
+        ({"max_memory_bytes": 1}, "memory"),
+        ({"inter_bandwidth": 0}, "simulate: inter_bandwidth: expected None or bytes a second, more than 0, got 0"),
     ],
 )
 def test_bad_arguments_are_named(arguments, words):
     with pytest.raises(ValueError, match=words):
         dmuon.simulate(**({"model": model(), "mesh": (1, 4)} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ({"tensor_parallel": 2}, ["--tp", "2"]),
+        ({"lookahead": 0}, ["--lookahead", "0"]),
+        ({"node_copy": False}, ["--no-node-copy"]),
+        ({"replicated": True}, ["--replicated"]),
+        ({"late_updates": False}, ["--in-step"]),
+        ({"rule": "adamuon"}, ["--rule", "adamuon"]),
+        ({"inter_bandwidth": 1e9}, ["--inter-bandwidth", "8Gbit"]),
+    ],
+    ids=lambda of: " ".join(of) if isinstance(of, list) else "",
+)
+def test_the_command_has_the_same_options(arguments, options, capsys):
+    assert main(["simulate", "--model", "pi0", "--mesh", "2x4", "--json", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads(json.dumps(dmuon.simulate("pi0", (2, 4), **arguments).to_dict()))
+    assert found != json.loads(json.dumps(dmuon.simulate("pi0", (2, 4)).to_dict()))

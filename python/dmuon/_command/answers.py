@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from dmuon import _plan
-from dmuon._command.task import Task, read_task
+from dmuon._command.task import read_model, read_task, title_of
 from dmuon._planning import pictures
 from dmuon._planning.owner_plan import from_file
 from dmuon._planning.table import mesh_text, parameters_text, table
+from dmuon._planning.task import Task
 from dmuon._setup.strategies import MILP, strategies
 
 _MOST_ROWS = 16  # owners
@@ -28,8 +29,9 @@ def plan(arguments: argparse.Namespace) -> str:
         if file is not None and os.path.realpath(file) == os.path.realpath(picture):
             raise ValueError(f"--save, --plot: expected two files, got {picture!r} for both")
         pictures.require_format(picture, "--plot")
-    task = read_task(arguments)
-    made = task.plan(arguments.strategy)
+    model = read_model(arguments)
+    title = title_of(model, arguments.mesh)
+    made = read_task(arguments, model).plan(arguments.strategy)
     text = f"{made.to_json()}\n" if arguments.json or file is not None else ""
     if file is not None:
         write_file(file, lambda: Path(file).write_text(text))
@@ -39,8 +41,8 @@ def plan(arguments: argparse.Namespace) -> str:
         times = {"publish_ms": wire.publish_ms, "route_ms": wire.route_ms, "bound_ms": wire.bound_ms}
         text = _as_line(json.loads(text) | {"wire": times | {"bytes_per_s": bandwidth}})
     if picture is not None:
-        write_file(picture, lambda: pictures.save(made, picture, task.title, "--plot"))
-    return text if arguments.json else f"{task.title}\n{table(made, _MOST_ROWS, bandwidth)}"
+        write_file(picture, lambda: pictures.save(made, picture, title, "--plot"))
+    return text if arguments.json else f"{title}\n{table(made, _MOST_ROWS, bandwidth)}"
 
 
 def _as_line(value: dict[str, Any]) -> str:
@@ -58,7 +60,8 @@ def write_file(path: str, write: Callable[[], object]) -> None:
 
 def compare(arguments: argparse.Namespace) -> str:
     """Returns strategies on one task, side by side: the named ones, or all except the slow milp."""
-    task = read_task(arguments)
+    model = read_model(arguments)
+    task = read_task(arguments, model)
     chosen = arguments.strategy or [name for name in strategies() if name != MILP]
     rows = [_row(task, strategy) for strategy in dict.fromkeys(chosen)]
     if all("error" in row for row in rows):
@@ -66,7 +69,7 @@ def compare(arguments: argparse.Namespace) -> str:
     if arguments.json:
         return json.dumps(rows) + "\n"
     lines = [
-        f"{task.title}, costs: {task.costs.source}",
+        f"{title_of(model, arguments.mesh)}, costs: {task.costs.source}",
         "strategy      makespan ms    bound ms     gap %  memory GiB  columns  busiest  seconds",
     ]
     for row in rows:

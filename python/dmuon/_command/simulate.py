@@ -10,15 +10,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from dmuon import _plan
 from dmuon._command.answers import write_file
 from dmuon._command.arguments import parser
 from dmuon._command.paper import simulate_paper
-from dmuon._command.task import Task, read_model, read_task
+from dmuon._command.task import read_model, read_task, title_of
 from dmuon._planning import pictures
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
 from dmuon._simulating.pictures import draw_sweep
-from dmuon._simulating.simulation import DEFAULT_TOKENS, MOST_DEVICES, Cluster, Simulation, sweep_table
+from dmuon._simulating.simulation import DEFAULT_TOKENS, MOST_DEVICES, Simulation, cluster_of, sweep_table
 
 _PATIENCE_S = 2.0  # of somebody who sees nothing
 
@@ -42,8 +41,7 @@ def simulate(arguments: argparse.Namespace) -> str:
         return json.dumps(figures if arguments.meshes else figures[0]) + "\n"
     if not arguments.meshes:
         return f"{simulations[0]}\n"
-    first = str(simulations[0]).splitlines()
-    return "\n".join([*first[:3], sweep_table(simulations), first[-1]]) + "\n"
+    return f"{sweep_table(simulations)}\n"
 
 
 def simulate_meshes(arguments: argparse.Namespace, note: Callable[[str], None]) -> list[Simulation]:
@@ -81,22 +79,12 @@ def _simulate_on(arguments: argparse.Namespace, mesh: tuple[int, int], note: Cal
     here = argparse.Namespace(**vars(arguments) | {"mesh": mesh})
     name = f"{mesh[0]}x{mesh[1]}"
     note(f"planning {name}")
-    task = read_task(here)
-    model = read_model(here, here.tp > 1)
-    task.options.late_updates = task.options.late_updates and not here.in_step
-    plan = task.plan(here.strategy)
+    model = read_model(here)
+    plan = read_task(here, model).plan(here.strategy)
     note(f"predicting steps on {name}")
-    return Simulation(task.title, model, plan, _cluster(here, model, task))
-
-
-def _cluster(arguments: argparse.Namespace, model: _plan.Model, task: Task) -> Cluster:
-    device = _plan.device(arguments.device or DEFAULT_DEVICE)
-    network = _plan.network(arguments.network or device.network)
-    if arguments.inter_bandwidth is not None:
-        adapters = arguments.mesh[1] if network.per_device else 1
-        rate = arguments.inter_bandwidth / 1e9 / adapters
-        network = _plan.Network("as given", rate, network.latency_us, network.per_device)
-    return Cluster(device, network, arguments.tokens or model.sequence or DEFAULT_TOKENS)
+    tokens = here.tokens or model.sequence or DEFAULT_TOKENS
+    cluster = cluster_of(here.device or DEFAULT_DEVICE, here.network, here.inter_bandwidth, mesh[1], tokens)
+    return Simulation(title_of(model, mesh), model, plan, cluster)
 
 
 class Note:

@@ -88,8 +88,8 @@ def routed(model: nn.Module, function: str, select: Select | None) -> tuple[list
     return leaves, find_units(model, [[place.path for place in leaf.places] for leaf in leaves])
 
 
-def inventory_of(leaves: list[Leaf], units: list[Unit]) -> list[_plan.Parameter]:
-    """Returns the leaves as parameters of a plan.
+def inventory_of(leaves: list[Leaf], units: list[Unit], sharded: bool = False) -> list[_plan.Parameter]:
+    """Returns the leaves as parameters of a plan. `sharded`: tensor parallelism will cut all of them.
 
     A leaf of several views, or one that is divided by experts, becomes several parts: "name[0:1]" and so on.
     """
@@ -112,7 +112,7 @@ def inventory_of(leaves: list[Leaf], units: list[Unit]) -> list[_plan.Parameter]
                     column_blocks=view.column_blocks,
                     transposed=view.transposed,
                     heights=list(view.heights),
-                    tensor_parallel=leaf.cut is not None,
+                    tensor_parallel=sharded or leaf.cut is not None,
                 )
             )
     return items

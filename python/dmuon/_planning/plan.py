@@ -13,6 +13,7 @@ import torch
 import torch.nn as nn
 
 from dmuon import _C, _plan
+from dmuon._planning.basis import Basis
 from dmuon._planning.costs import measured_costs, model_of
 from dmuon._planning.inventory import inventory_of, routed
 from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, Plan, decide, from_file, reserve_bytes
@@ -20,9 +21,8 @@ from dmuon._setup import user_rules
 from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of, plain_module
 from dmuon._setup.hyperparameters import RULE, Tuned, rule_of
-from dmuon._setup.options import Planning, dtypes_of, require_path
+from dmuon._setup.options import STEP, Planning, dtypes_of
 from dmuon._setup.routing import DEDICATION, Select
-from dmuon._setup.strategies import require_strategy
 from dmuon._setup.units import Unit
 
 # Strategies that read no costs. A single rank, which owns everything, reads no measured costs either.
@@ -38,6 +38,13 @@ def plan(
     costs: str | os.PathLike[str] | None = None,
     select: Select | None = None,
     rule: str = RULE,
+    tensor_parallel: int = 1,
+    lookahead: int = STEP.lookahead,
+    node_copy: bool = STEP.node_copy,
+    replicated: bool = STEP.replicated,
+    late_updates: bool | None = None,
+    layout_slack: float = Planning.layout_slack,
+    max_memory_bytes: int | None = Planning.max_memory_bytes,
 ) -> Plan:
     """Returns the plan that `dmuon.Muon` made of the model, or makes one of any model for a mesh that need not exist.
 
@@ -49,73 +56,45 @@ def plan(
         costs: the path of a table of measured costs, instead of a device.
         select: as for `dedicate_params`.
         rule: as for `Muon`. Memory depends on it.
+        tensor_parallel: number of a node's GPUs over which every matrix is sharded.
+        lookahead: as for `dedicate_params`.
+        node_copy: as for `dedicate_params`.
+        replicated: as for `dedicate_params`.
+        late_updates: as for `dedicate_params`.
+        layout_slack: as for `dedicate_params`.
+        max_memory_bytes: as for `dedicate_params`.
 
     Raises:
-        ValueError: the model is dedicated but not given to Muon yet, or has a plan and other arguments too; or the
-            device, strategy or rule is unknown.
+        ValueError: the model is dedicated but not given to Muon yet, or has a plan and other arguments too; or an
+            argument is bad.
     """
     model = plain_module(model, "plan")
+    basis = Basis(
+        function="plan",
+        device=device,
+        strategy=strategy,
+        costs=costs,
+        rule=rule,
+        tensor_parallel=tensor_parallel,
+        lookahead=lookahead,
+        node_copy=node_copy,
+        replicated=replicated,
+        late_updates=late_updates,
+        layout_slack=layout_slack,
+        max_memory_bytes=max_memory_bytes,
+    )
     if DEDICATION in model.__dict__:
         if (runtime := dedication_of(model, "plan").runtime) is None:
             raise ValueError("plan: model: expected dmuon.Muon(model) first")
         made: Plan = runtime.plan
-        basis = {"device": device, "strategy": strategy, "costs": costs, "rule": rule}
-        if given := _changed(plan, mesh=mesh, select=select, **basis):
+        if given := _changed(plan, mesh=mesh, select=select, **basis.arguments()):
             raise ValueError(
                 f"plan: {', '.join(given)}: expected none for a model that dmuon.Muon has planned, whose plan this "
                 f"returns; got {_as_arguments(given)}"
             )
         return made
-    if not isinstance(mesh, tuple | list) or len(mesh) != 2 or not all(type(n) is int and 0 < n < 2**31 for n in mesh):
-        raise ValueError(f"plan: mesh: expected (nodes, GPUs a node) for a model without dmuon.Muon; got {mesh!r}")
-    if mesh[0] * mesh[1] > MOST_OWNERS:
-        raise ValueError(
-            f"plan: mesh: expected at most {MOST_OWNERS} owners, as planning for more takes minutes; got {mesh}"
-        )
-    require_basis("plan", device, strategy, costs)
-    leaves, units = routed(model, "plan", select)
-    return Plan(plan_on(mesh, inventory_of(leaves, units), "plan", device, strategy, costs, rule=rule))
-
-
-def require_basis(function: str, device: str, strategy: str, costs: str | os.PathLike[str] | None) -> None:
-    """Raises ValueError unless a plan for a mesh that need not exist can be based on these."""
-    require_strategy(strategy, function)
-    if device not in _plan.device_names():
-        raise ValueError(f"{function}: device: expected one of {_plan.device_names()}, got {device!r}")
-    if costs is not None:
-        require_path(costs, f"{function}: costs")
-    if costs in ("measured", "modelled"):
-        raise ValueError(
-            f"{function}: costs: expected the path of a table, or None for the model of {device!r}; got {costs!r}, "
-            "which dedicate_params takes"
-        )
-
-
-def plan_on(
-    mesh: tuple[int, int],
-    items: list[_plan.Parameter],
-    function: str,
-    device: str,
-    strategy: str,
-    costs: str | os.PathLike[str] | None,
-    late_updates: bool | None = None,
-    rule: str = RULE,
-) -> _plan.Plan:
-    """Makes a plan for a mesh that need not exist, of what `require_basis` accepts. `function` is named in errors."""
-    on = _plan.Mesh(*mesh)
-    items = _plan.divide(items, on)
-    if costs is None:
-        table = _plan.modelled_costs(items, device)
-    else:
-        table = from_file(costs, _plan.CostTable.from_json, f"{function}: costs: cannot read the table")
-    options = _plan.PlanOptions()
-    options.on_cpu = device == "cpu"
-    late = _plan.updates_late(options.on_cpu, mesh[0])
-    options.late_updates = late if late_updates is None else late_updates
-    options.reserve_bytes = reserve_bytes(options.on_cpu)
-    options.rule = user_rules.in_plans(rule)
-    options.validate(function)
-    return decide(items, on, strategy, table, options)
+    on = basis.mesh_of(mesh, MOST_OWNERS)
+    return Plan(basis.plan(on, inventory_of(*routed(model, "plan", select), tensor_parallel > 1)))
 
 
 def _changed(function: Callable[..., Any], **values: Any) -> dict[str, Any]:

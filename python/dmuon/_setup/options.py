@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 
@@ -10,10 +11,13 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dmuon import _plan
+from dmuon._setup.option_values import require, require_path, set_option
 from dmuon._setup.strategies import require_strategy
 
 STEP = _plan.StepOptions()  # the engine's defaults
 _PLAN = _plan.PlanOptions()
+_require = functools.partial(require, "dedicate_params")
+_set = functools.partial(set_option, "dedicate_params")
 
 
 def step_options(
@@ -133,33 +137,3 @@ def dtypes_of(policy: MixedPrecisionPolicy, own: torch.dtype) -> tuple[torch.dty
     """Returns the dtypes in which a leaf of dtype `own` computes, and in which its gradients are reduced."""
     compute = policy.param_dtype or own
     return compute, policy.reduce_dtype or compute
-
-
-def _require(good: bool, argument: str, expected: str, got: object) -> None:
-    if not good:
-        raise ValueError(f"dedicate_params: {argument}: expected {expected}, got {got!r}")
-
-
-_TYPES = {bool: "True or False", int: "an int within its range", float: "a number"}
-
-
-def _set(options: _plan.StepOptions, name: str, value: object, or_none: bool = False) -> None:
-    """Sets an option, whose range C++ checks. Refuses a value that C++ would convert, or cannot hold.
-
-    With `or_none` the value None keeps the default, 0, which users cannot give.
-    """
-    if or_none and value is None:
-        return
-    kind = type(getattr(options, name))
-    try:
-        if isinstance(value, bool) != (kind is bool) or (or_none and value == 0):
-            raise TypeError
-        setattr(options, name, value)
-    except TypeError:
-        _require(False, name, _TYPES[kind] + ", not 0, or None" * or_none, value)
-
-
-def require_path(value: object, argument: str) -> None:
-    """Raises a ValueError that names `argument`, unless the value may be a path."""
-    if not isinstance(value, str | os.PathLike):
-        raise ValueError(f"{argument}: expected a path, got {value!r}")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 
 import torch.nn as nn
 
 from dmuon import _plan
+from dmuon._planning.basis import Basis
 from dmuon._planning.inventory import inventory
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
-from dmuon._planning.plan import plan_on, require_basis
 from dmuon._setup.hyperparameters import RULE
-from dmuon._setup.options import Planning
+from dmuon._setup.option_values import require
+from dmuon._setup.options import STEP, Planning
 from dmuon._setup.routing import Select
-from dmuon._simulating.simulation import DEFAULT_TOKENS, MOST_DEVICES, MOST_TOKENS, Cluster, Simulation
+from dmuon._simulating.simulation import DEFAULT_TOKENS, MOST_DEVICES, MOST_TOKENS, Simulation, cluster_of
 
 
 def simulate(
@@ -23,12 +25,19 @@ def simulate(
     *,
     device: str = DEFAULT_DEVICE,
     network: str | None = None,
+    inter_bandwidth: float | None = None,
     tokens: int | None = None,
     strategy: str = Planning.strategy,
     costs: str | os.PathLike[str] | None = None,
     select: Select | None = None,
-    late_updates: bool | None = None,
     rule: str = RULE,
+    tensor_parallel: int = 1,
+    lookahead: int = STEP.lookahead,
+    node_copy: bool = STEP.node_copy,
+    replicated: bool = STEP.replicated,
+    late_updates: bool | None = None,
+    layout_slack: float = Planning.layout_slack,
+    max_memory_bytes: int | None = Planning.max_memory_bytes,
 ) -> Simulation:
     """Predicts a training step under AdamW, dmuon and Muon-AG, on devices that need not be there.
 
@@ -42,45 +51,60 @@ def simulate(
         mesh: (nodes, devices a node).
         device: a device's name, as `dmuon models` lists them.
         network: a network's name. None means the device's usual one.
+        inter_bandwidth: bytes a second of a node's network in each direction. None means the network's.
         tokens: of each device and step. None means a sequence of a named model, or 4096.
         strategy: as for `dedicate_params`.
         costs: the path of a table of measured costs of updates, instead of the device's model.
         select: as for `dedicate_params`. For a module alone.
-        late_updates: as for `dedicate_params`.
         rule: as for `Muon`. Memory depends on it, predicted times do not.
+        tensor_parallel: number of a node's devices over which every matrix is sharded.
+        lookahead: as for `dedicate_params`.
+        node_copy: as for `dedicate_params`.
+        replicated: as for `dedicate_params`.
+        late_updates: as for `dedicate_params`.
+        layout_slack: as for `dedicate_params`.
+        max_memory_bytes: as for `dedicate_params`.
 
     Raises:
         ValueError: the module is dedicated or sharded already, or an argument is bad.
     """
-    if not isinstance(mesh, tuple | list) or len(mesh) != 2 or not all(type(n) is int and 0 < n < 2**31 for n in mesh):
-        raise ValueError(f"simulate: mesh: expected (nodes, devices a node), got {mesh!r}")
-    if mesh[0] * mesh[1] > MOST_DEVICES:
-        raise ValueError(f"simulate: mesh: expected at most {MOST_DEVICES} devices, got {mesh}")
-    if tokens is not None and (type(tokens) is not int or not 0 < tokens <= MOST_TOKENS):
-        raise ValueError(f"simulate: tokens: expected a whole number from 1 to {MOST_TOKENS}, got {tokens!r}")
-    if late_updates is not None and not isinstance(late_updates, bool):
-        raise ValueError(f"simulate: late_updates: expected None, True or False, got {late_updates!r}")
-    require_basis("simulate", device, strategy, costs)
-    if network is not None:
-        _require_known("network", network, _plan.network_names())
-    described = _described(model, select)
-    plan = plan_on(mesh, described.inventory, "simulate", device, strategy, costs, late_updates, rule)
-    rates = _plan.device(device)
-    cluster = Cluster(rates, _plan.network(network or rates.network), tokens or described.sequence or DEFAULT_TOKENS)
+    basis = Basis(
+        function="simulate",
+        device=device,
+        strategy=strategy,
+        costs=costs,
+        rule=rule,
+        tensor_parallel=tensor_parallel,
+        lookahead=lookahead,
+        node_copy=node_copy,
+        replicated=replicated,
+        late_updates=late_updates,
+        layout_slack=layout_slack,
+        max_memory_bytes=max_memory_bytes,
+    )
+    on = basis.mesh_of(mesh, MOST_DEVICES)
+    good = mesh[0] * mesh[1] <= MOST_DEVICES
+    require("simulate", good, "mesh", f"at most {MOST_DEVICES} devices", mesh)
+    good = tokens is None or (type(tokens) is int and 0 < tokens <= MOST_TOKENS)
+    require("simulate", good, "tokens", f"None or a whole number from 1 to {MOST_TOKENS}", tokens)
+    is_number = isinstance(inter_bandwidth, int | float) and not isinstance(inter_bandwidth, bool)
+    good = inter_bandwidth is None or (is_number and 0 < float(inter_bandwidth) < math.inf)
+    require("simulate", good, "inter_bandwidth", "None or bytes a second, more than 0", inter_bandwidth)
+    networks = _plan.network_names()
+    require("simulate", network is None or network in networks, "network", f"None or one of {networks}", network)
+    described = _described(model, select, tensor_parallel > 1)
+    plan = basis.plan(on, described.inventory)
+    cluster = cluster_of(device, network, inter_bandwidth, mesh[1], tokens or described.sequence or DEFAULT_TOKENS)
     return Simulation(f"{described.name} on {mesh[0]}x{mesh[1]}", described, plan, cluster)
 
 
-def _require_known(argument: str, name: object, known: list[str]) -> None:
-    if name not in known:
-        raise ValueError(f"simulate: {argument}: expected one of {known}, got {name!r}")
-
-
-def _described(model: nn.Module | str, select: Select | None) -> _plan.Model:
+def _described(model: nn.Module | str, select: Select | None, sharded: bool) -> _plan.Model:
     if isinstance(model, str):
         if select is not None:
             raise ValueError(f"simulate: select: expected none for a model that is named, got {select!r}")
-        _require_known("model", model, _plan.model_names())
-        return _plan.model(model)
+        known = _plan.model_names()
+        require("simulate", model in known, "model", f"one of {known}", model)
+        return _plan.model(model, sharded)
     if not isinstance(model, nn.Module):
         raise ValueError(f"simulate: model: expected a module, or a name of `dmuon models`; got {model!r}")
-    return _plan.model_from_json(json.dumps(inventory(model, select)))
+    return _plan.model_from_json(json.dumps(inventory(model, select)), sharded)

@@ -41,6 +41,22 @@ class Cluster:
     tokens: int
 
 
+def cluster_of(
+    device: str, network: str | None, inter_bandwidth: float | None, devices_a_node: int, tokens: int
+) -> Cluster:
+    """Returns a device of the catalogue, and its usual network or one of the catalogue.
+
+    `inter_bandwidth` is instead of the network's, in bytes a second of a node and direction, which its devices share.
+    """
+    rates = _plan.device(device)
+    between = _plan.network(network or rates.network)
+    if inter_bandwidth is not None:
+        adapters = devices_a_node if between.per_device else 1
+        rate = inter_bandwidth / 1e9 / adapters
+        between = _plan.Network("as given", rate, between.latency_us, between.per_device)
+    return Cluster(rates, between, tokens)
+
+
 class Simulation:
     """A training step of a model on a mesh, predicted for AdamW under FSDP2 or HSDP, dmuon, and Muon-AG.
 
@@ -76,13 +92,24 @@ class Simulation:
         title = self.title if with_mesh else self.title.rpartition(" on ")[0]
         return f"{title}, {self.cluster.tokens} tokens a device and step, {self.cluster.device.description}, predicted"
 
+    def task_text(self, with_mesh: bool = True) -> str:
+        """Returns three lines: model and mesh, device and network, costs."""
+        title = self.title if with_mesh else self.title.rpartition(" on ")[0]
+        network = self.cluster.network
+        return (
+            f"{title}, {self.cluster.tokens} tokens a device and step\n{self.cluster.device.description}; between nodes "
+            f"{network.name}: {network.gb_per_s:g} GB/s each way {'a device' if network.per_device else 'a node'}\n"
+            f"costs: {self.plan.costs.source}"
+        )
+
+    def memory_text(self, contender: str) -> str:
+        """Returns the memory of a contender's fullest device in GB, with a mark if the device has less."""
+        used = self.steps[contender].memory_bytes
+        return f"{used / _GB:11.1f}{'!' if used > self.cluster.device.memory_gb * _GB else ''}"
+
     def __str__(self) -> str:
-        device, network = self.cluster.device, self.cluster.network
         lines = [
-            f"{self.title}, {self.cluster.tokens} tokens a device and step",
-            f"{device.description}; between nodes {network.name}: {network.gb_per_s:g} GB/s each way "
-            f"{'a device' if network.per_device else 'a node'}",
-            f"costs: {self.plan.costs.source}",
+            self.task_text(),
             "           step ms  x AdamW   forward  backward     after  optimizer    update  hidden  GB in node  "
             "between  memory GB",
         ]
@@ -92,17 +119,13 @@ class Simulation:
                 f"{name:<8}{step.step_ms:10.1f}{self.ratio(name):9.3f}{forward:10.1f}{backward:10.1f}"
                 f"{step.step_ms - forward - backward:10.1f}{step.optimizer_ms:11.1f}{step.update_ms:10.1f}"
                 f"{step.hidden:8.0%}{step.intra_bytes / _GB:12.2f}{step.inter_bytes / _GB:9.2f}"
-                f"{step.memory_bytes / _GB:11.1f}"
-                f"{'!' if step.memory_bytes > device.memory_gb * _GB else ''}"
+                f"{self.memory_text(name)}"
             )
         lines += [_waits_text(name, step) for name, step in self.steps.items()]
         if idle := self.num_idle:
             all_devices = self.plan.mesh.num_owners()
             lines.append(f"{idle} of {all_devices} devices own no matrix: under dmuon they update none")
-        lines.append(
-            f"memory: the fullest device's, of {device.memory_gb:g} GB, without activations (!: more than that); "
-            "GB: through one device in one direction"
-        )
+        lines.append(f"{_memory_note(self.cluster)}; GB: through one device in one direction")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -206,9 +229,14 @@ def sweep_table(simulations: Sequence[Simulation]) -> str:
         lines.append(
             f"{mesh_text(simulation.plan.mesh):<10}{steps['AdamW'].step_ms:10.1f}{dmuon.step_ms:11.1f}"
             f"{simulation.ratio('dmuon'):9.3f}{steps['Muon-AG'].step_ms:12.1f}{simulation.ratio('Muon-AG'):9.3f}"
-            f"{dmuon.optimizer_ms:14.1f}{dmuon.update_ms:8.1f}{dmuon.hidden:8.0%}{dmuon.memory_bytes / _GB:11.1f}"
+            f"{dmuon.optimizer_ms:14.1f}{dmuon.update_ms:8.1f}{dmuon.hidden:8.0%}{simulation.memory_text('dmuon')}"
         )
-    return "\n".join(lines)
+    first = simulations[0]
+    return "\n".join([first.task_text(with_mesh=False), *lines, _memory_note(first.cluster)])
+
+
+def _memory_note(cluster: Cluster) -> str:
+    return f"memory: the fullest device's, of {cluster.device.memory_gb:g} GB, without activations (!: more than that)"
 
 
 def _waits_text(name: str, step: _plan.Prediction) -> str:

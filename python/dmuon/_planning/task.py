@@ -1,0 +1,85 @@
+"""The task of a plan for a mesh that need not exist. Imports no torch, so that the command starts at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from dmuon import _plan
+from dmuon._planning.owner_plan import DEFAULT_DEVICE, decide, from_file, reserve_bytes
+from dmuon._setup.option_values import require, set_option
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A model's matrices on a mesh, with costs and options."""
+
+    inventory: list[_plan.Parameter]
+    mesh: _plan.Mesh
+    costs: _plan.CostTable
+    options: _plan.PlanOptions
+
+    def plan(self, strategy: str) -> _plan.Plan:
+        """Makes a plan by a strategy."""
+        return decide(self.inventory, self.mesh, strategy, self.costs, self.options)
+
+
+def task_of(
+    inventory: list[_plan.Parameter],
+    mesh: _plan.Mesh,
+    device: str | None,
+    costs: str | os.PathLike[str] | None,
+    argument: str,
+    options: _plan.PlanOptions,
+) -> Task:
+    """Divides large stacks, and takes costs from the file `costs`, or from the device's model.
+
+    Raises:
+        ValueError: the file cannot be read, or lacks a shape. It begins with `argument`, which gave the file.
+    """
+    device = device or DEFAULT_DEVICE
+    items = _plan.divide(inventory, mesh)
+    if costs is None:
+        return Task(items, mesh, _plan.modelled_costs(items, device, mesh.tensor_parallel), options)
+    table = from_file(costs, _plan.CostTable.from_json, f"{argument}: cannot read")
+    table = _plan.with_exchange(table, device, mesh.tensor_parallel)
+    try:
+        for item in items:
+            table.batches(item)
+    except ValueError as error:
+        raise ValueError(f"{argument}: {os.fspath(costs)!r}: {error}") from error
+    return Task(items, mesh, table, options)
+
+
+def plan_options(
+    function: str,
+    *,
+    on_cpu: bool,
+    num_nodes: int,
+    rule: str,
+    lookahead: int,
+    node_copy: bool,
+    replicated: bool,
+    late_updates: bool | None,
+    layout_slack: float,
+    max_memory_bytes: int | None,
+) -> _plan.PlanOptions:
+    """Returns the options of a plan, as for `dedicate_params`. `rule` is known to plans.
+
+    Raises:
+        ValueError: names `function` and the first option of a wrong type or range.
+    """
+    options = _plan.PlanOptions()
+    set_option(function, options, "lookahead", lookahead)
+    set_option(function, options, "replicated", replicated)
+    set_option(function, options, "node_copy", node_copy)
+    set_option(function, options, "layout_slack", layout_slack)
+    set_option(function, options, "max_memory_bytes", max_memory_bytes, or_none=True)
+    good = late_updates is None or isinstance(late_updates, bool)
+    require(function, good, "late_updates", "None, True or False", late_updates)
+    options.on_cpu, options.rule, options.reserve_bytes = on_cpu, rule, reserve_bytes(on_cpu)
+    options.late_updates = _plan.updates_late(on_cpu, num_nodes) if late_updates is None else late_updates
+    if replicated:
+        options.node_copy = options.reshard_after_forward = False
+    options.validate(function)
+    return options

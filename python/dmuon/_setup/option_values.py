@@ -1,0 +1,37 @@
+"""Checks of single options. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+
+from dmuon import _plan
+
+_TYPES = {bool: "True or False", int: "an int within its range", float: "a number"}
+
+
+def require(function: str, good: bool, argument: str, expected: str, got: object) -> None:
+    """Raises a ValueError that names function and argument, unless `good`."""
+    if not good:
+        raise ValueError(f"{function}: {argument}: expected {expected}, got {got!r}")
+
+
+def set_option(function: str, options: _plan.StepOptions, name: str, value: object, or_none: bool = False) -> None:
+    """Sets an option, whose range C++ checks. Refuses a value that C++ would convert, or cannot hold.
+
+    With `or_none` the value None keeps the default, 0, which users cannot give.
+    """
+    if or_none and value is None:
+        return
+    kind = type(getattr(options, name))
+    try:
+        if isinstance(value, bool) != (kind is bool) or (or_none and value == 0):
+            raise TypeError
+        setattr(options, name, value)
+    except TypeError:
+        require(function, False, name, _TYPES[kind] + ", not 0, or None" * or_none, value)
+
+
+def require_path(value: object, argument: str) -> None:
+    """Raises a ValueError that names `argument`, unless the value may be a path."""
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError(f"{argument}: expected a path, got {value!r}")
