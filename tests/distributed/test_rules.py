@@ -145,16 +145,20 @@ def reference_of(muon: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[st
     return initial, weights_of_plain(model)
 
 
+def assert_skipped_and_loaded(got: dict[str, Any]) -> None:
+    assert got["skipped"] == ([], 1)
+    assert got["loaded"] == (True, [])
+    assert got["verified"] == ""
+    assert got["bytes"][0] == got["bytes"][1]
+
+
 @pytest.mark.parametrize("options", RULES, ids=ids)
 @pytest.mark.parametrize(("mesh", "schedule"), MESHES)
 def test_each_matrix_of_a_parameter_has_its_rule(ranks, mesh, schedule, options):
     reference = reference_of(options)
     for got in ranks.run(trained_mixture, mesh, schedule=schedule, **options):
         assert_equal_to_reference(*reference, got["weights"][1])
-        assert got["skipped"] == ([], 1)
-        assert got["loaded"] == (True, [])
-        assert got["verified"] == ""
-        assert got["bytes"][0] == got["bytes"][1]
+        assert_skipped_and_loaded(got)
         own = {name: value for name, value in options.items() if name != "adamw_lr" and value != "muon"}
         assert all(own.items() <= group.items() for group in got["groups"])
 
@@ -175,7 +179,7 @@ def test_in_bf16_each_matrix_has_its_rule(ranks, mesh, schedule, options, bound)
         )
         moved = {name: initial[name] + end[name] - begin[name] for name in end}
         assert_equal_to_reference(initial, {name: expected[name] for name in moved}, moved, bound)
-        assert got["skipped"] == ([], 1) and got["loaded"] == (True, []) and got["verified"] == ""
+        assert_skipped_and_loaded(got)
 
 
 # ---- another mesh ----

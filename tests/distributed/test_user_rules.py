@@ -15,7 +15,7 @@ from models import batch, loss_of, make_gpt, part, weights_of_plain
 from pool import RankPool
 from refusals import REFUSED, Refusals, dedicated, expect_refusal
 from scenario import Session, assert_equal_to_reference, check
-from test_rules import MESHES, ids, reference_of
+from test_rules import MESHES, assert_skipped_and_loaded, ids, reference_of
 from training import AHEAD, KEPT, dedicate, place_of, shard, weights_of
 
 import dmuon
@@ -55,10 +55,7 @@ def test_each_matrix_of_a_parameter_has_its_rule(ranks, mesh, schedule, options)
     reference = reference_of(options)
     for got in ranks.run(trained_mixture, mesh, schedule=schedule, **options):
         assert_equal_to_reference(*reference, got["weights"][1])
-        assert got["skipped"] == ([], 1)
-        assert got["loaded"] == (True, [])
-        assert got["verified"] == ""
-        assert got["bytes"][0] == got["bytes"][1]
+        assert_skipped_and_loaded(got)
 
 
 @pytest.mark.parametrize("options", RULES[:2], ids=ids)
@@ -72,7 +69,7 @@ def test_in_bf16_each_matrix_has_its_rule(ranks, mesh, schedule, options):
         )
         moved = {name: initial[name] + end[name] - begin[name] for name in end}
         assert_equal_to_reference(initial, {name: expected[name] for name in moved}, moved, 0.3)
-        assert got["skipped"] == ([], 1) and got["loaded"] == (True, []) and got["verified"] == ""
+        assert_skipped_and_loaded(got)
 
 
 @pytest.mark.parametrize(

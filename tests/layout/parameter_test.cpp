@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+#include <vector>
+
 namespace dmuon::layout {
 namespace {
 
@@ -19,10 +22,27 @@ TEST(View, HasPartsOfInterleavedRows) {
   const View view{.rows = 96, .cols = 6, .heights = {16, 8}};
   EXPECT_EQ(view.num_groups(), 4);
   EXPECT_EQ(view.row_parts(), (std::vector<RowPart>{{0, 16}, {16, 8}}));
+  EXPECT_EQ(view.rows_of({16, 8}), 32);
   EXPECT_EQ((Parameter{"a", view, 0}.shape()), (Shape{96, 6, false, 1, 1, false, {16, 8}}));
   const View plain{2, 4, 6};
   EXPECT_EQ(plain.num_groups(), 1);
   EXPECT_EQ(plain.row_parts(), (std::vector<RowPart>{{0, 4}}));
+}
+
+TEST(View, KnowsHeightsThatAreWrong) {
+  const auto problem = [](std::vector<std::int64_t> heights, std::int64_t blocks = 1,
+                          bool transposed = false) {
+    return View{1, 96, 6, blocks, transposed, std::move(heights)}.problem_of_heights();
+  };
+  EXPECT_EQ(problem({16, 8}), "");
+  EXPECT_EQ(problem({96, 8}), "heights >= 1 that add up to at most its 96 rows; got a height of 8");
+  EXPECT_EQ(problem({16, 0}), "heights >= 1 that add up to at most its 96 rows; got a height of 0");
+  EXPECT_EQ(problem({16}),
+            "two heights or more, whose sum divides its 96 rows; got 1 with a sum of 16");
+  EXPECT_EQ(problem({16, 9}),
+            "two heights or more, whose sum divides its 96 rows; got 2 with a sum of 25");
+  EXPECT_NE(problem({16, 8}, 2), "");
+  EXPECT_NE(problem({16, 8}, 1, true), "");
 }
 
 TEST(Shape, SaysWhatItIs) {

@@ -13,12 +13,6 @@
 namespace dmuon::optim {
 namespace {
 
-MuonOptions adamuon_options() {
-  MuonOptions options = muon(0.05);
-  options.beta2 = 0.8;
-  return options;
-}
-
 // AdaMuon's formulas, element by element in fp64.
 void plain_adamuon_update(Plain* master, Plain* momentum, Plain* moment, const Plain& gradient,
                           const MuonOptions& options) {
@@ -55,7 +49,7 @@ void plain_adamuon_update(Plain* master, Plain* momentum, Plain* moment, const P
 TEST(AdaMuon, EqualsItsFormulasElementByElement) {
   for (const bool nesterov : {true, false}) {
     for (const auto& [rows, cols] : {std::pair{5, 5}, {3, 8}, {9, 4}, {1, 6}, {6, 1}}) {
-      MuonOptions of = adamuon_options();
+      MuonOptions of = with_second_moment();
       of.nesterov = nesterov;
       constexpr std::int64_t kBatch = 2;
       const at::Tensor master = random_tensor({kBatch, rows, cols}, 1);

@@ -15,8 +15,7 @@ namespace dmuon::optim {
 namespace {
 
 MuonOptions decaying(double weight_decay, bool cautious) {
-  MuonOptions options = muon(0.05);
-  options.beta2 = 0.8;
+  MuonOptions options = with_second_moment();
   options.weight_decay = weight_decay;
   options.cautious_weight_decay = cautious;
   return options;

@@ -21,15 +21,9 @@ namespace {
 
 using at::Tensor;
 
-MuonOptions changed_options() {
-  MuonOptions options = muon(0.05);
-  options.beta2 = 0.8;
-  return options;
-}
-
 class ChangedMuonTest : public testing::TestWithParam<std::string> {
  protected:
-  MuonGroup group_ = group_of(GetParam(), changed_options());
+  MuonGroup group_ = group_of(GetParam(), with_second_moment());
 
   static std::vector<std::string> all() {
     std::vector<std::string> names = plan::rule_names();

@@ -41,6 +41,13 @@ inline MuonGroup group_of(const std::string& rule, const MuonOptions& options) {
   return group;
 }
 
+// Of rules with a second moment.
+inline MuonOptions with_second_moment() {
+  MuonOptions options = muon(0.05);
+  options.beta2 = 0.8;
+  return options;
+}
+
 // A rule that knows of no factor of gradients: what one value a row remembers, and weights that
 // move by the update over that.
 class Rows final : public Rule {

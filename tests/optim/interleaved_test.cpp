@@ -20,8 +20,7 @@ struct Trained {
 };
 
 MuonGroup group_of_rule(const std::string& rule, bool cautious) {
-  MuonOptions options = muon(0.05);
-  options.beta2 = 0.8;
+  MuonOptions options = with_second_moment();
   options.cautious_weight_decay = cautious;
   options.adjust_lr = AdjustLr::kSpectralUnclamped;
   return group_of(rule, options);

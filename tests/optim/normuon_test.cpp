@@ -12,12 +12,6 @@
 namespace dmuon::optim {
 namespace {
 
-MuonOptions normuon_options() {
-  MuonOptions options = muon(0.05);
-  options.beta2 = 0.8;
-  return options;
-}
-
 // NorMuon's formulas, element by element in fp64; rows are neurons.
 void plain_normuon_update(Plain* master, Plain* momentum, std::vector<double>* moment,
                           const Plain& gradient, const MuonOptions& options) {
@@ -68,12 +62,12 @@ TEST(NorMuon, EqualsItsFormulasElementByElement) {
       for (unsigned step = 0; step < 3; ++step) {
         const at::Tensor gradient =
             stored(random_tensor({kBatch, rows, cols}, 10 + step), transposed);
-        muon_update(master, momentum, gradient, group_of("normuon", normuon_options()), kApplies, 1,
+        muon_update(master, momentum, gradient, group_of("normuon", with_second_moment()), kApplies, 1,
                     transposed, {}, {moment});
         for (std::int64_t i = 0; i < kBatch; ++i) {
           const auto at = static_cast<std::size_t>(i);
           plain_normuon_update(&masters[at], &momenta[at], &moments[at], plain(gradient, i),
-                               normuon_options());
+                               with_second_moment());
           EXPECT_LE(largest_difference(stored(master[i], transposed), masters[at]), 5e-5)
               << rows << " x " << cols << ", step " << step;
           const Plain of_rows{masters[at].rows, 1, moments[at]};

@@ -20,14 +20,8 @@ namespace {
 
 using at::Tensor;
 
-MuonOptions recorded_options() {
-  MuonOptions options = muon(0.05);
-  options.beta2 = 0.8;
-  return options;
-}
-
 MuonGroup recorded_group(const std::string& rule) {
-  MuonGroup group = group_of(rule, recorded_options());
+  MuonGroup group = group_of(rule, with_second_moment());
   group.rule = std::make_shared<Recorded>(group.rule);
   return group;
 }
@@ -36,7 +30,7 @@ float number(const Tensor& x) { return x.item<float>(); }
 
 // Muon's orthogonalised update of a matrix, from a step that decays nothing.
 Tensor orthogonalised(const Tensor& gradient, const Tensor& momentum) {
-  MuonOptions options = recorded_options();
+  MuonOptions options = with_second_moment();
   options.weight_decay = 0;
   const Tensor master = at::zeros_like(gradient);
   muon_update(master, momentum.clone(), gradient, group_of(options), kApplies);
@@ -85,7 +79,7 @@ TEST(Recorded, ChangesNoBitOfWeightsAndStates) {
     const Tensor gradient = random_tensor({2, 24, 40}, 3);
     std::vector<Tensor> results;
     for (const bool records : {false, true}) {
-      const MuonGroup group = records ? recorded_group(rule) : group_of(rule, recorded_options());
+      const MuonGroup group = records ? recorded_group(rule) : group_of(rule, with_second_moment());
       const Tensor master = random_tensor({2, 24, 40}, 1);
       const std::vector<Tensor> states = states_for(*group.rule, master);
       for (int step = 0; step < 2; ++step) update_with(group, master, gradient, states);

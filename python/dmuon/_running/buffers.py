@@ -7,6 +7,7 @@ import torch.distributed as dist
 import torch.nn as nn
 
 from dmuon import _C
+from dmuon._running.blocking import blocking_message
 from dmuon._running.structures import is_transformed
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import slots_group
@@ -39,15 +40,11 @@ class Buffers:
         buffers = [buffer for buffer in self._model.buffers() if buffer.numel()] if is_due else []
         if not buffers:
             return
-        what = "the copy of buffers from the first rank"
-        engine.leave(what)
         device = torch.device(self._ranks.device_type)
         pieces = [buffer.detach().flatten().view(torch.uint8).to(device) for buffer in buffers]
         flat = torch.cat(pieces)
-        try:
+        with blocking_message(engine, "the copy of buffers from the first rank"):
             dist.broadcast(flat, self._ranks.by_slot[0], group=self._group)
-        except RuntimeError as error:
-            raise RuntimeError(f"dmuon: {what} failed: a rank died, or did not come. Reported: {error}") from error
         with torch.no_grad():  # also the first rank writes: what autograd says of it, all ranks hear
             for buffer, bytes_ in zip(buffers, flat.split([piece.numel() for piece in pieces]), strict=True):
                 buffer.copy_(bytes_.clone().view(buffer.dtype).view(buffer.shape))

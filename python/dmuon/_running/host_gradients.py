@@ -11,6 +11,7 @@ import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
 from dmuon import _C
+from dmuon._running.blocking import blocking_message
 from dmuon._setup.groups import column_group, row_group, slices_group
 from dmuon._setup.ranks import Ranks
 from dmuon._setup.slices import local_of, local_part
@@ -47,12 +48,8 @@ def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine)
     ]
     flat = torch.cat([present, *pieces])
     engine.drain()
-    what = "the mean of the gradients that no fully_shard manages"
-    engine.leave(what)
-    try:
+    with blocking_message(engine, "the mean of the gradients that no fully_shard manages"):
         add_up(flat, ranks)
-    except RuntimeError as error:
-        raise RuntimeError(f"dmuon: {what} failed: a rank died, or did not come. Reported: {error}") from error
     means = (flat[len(plain) :] / ranks.num_slots).split([part.numel() for part in here])
     has = [True] * len(plain) if knows else flat[: len(plain)].tolist()
     made = []

@@ -22,7 +22,7 @@ from dmuon._running.skipped_steps import KEY as SKIPPED_STEPS
 from dmuon._running.skipped_steps import SkippedSteps
 from dmuon._running.start import agreed_setup, start
 from dmuon._running.ungrouped import UngroupedParameters
-from dmuon._running.update_stats import begin_recording, problem_of_recording
+from dmuon._running.update_stats import problem_of_recording
 from dmuon._saving.optimizer_state import saved_state, with_saved_groups
 from dmuon._setup.dedication import dedication_of, one_model, plain_module
 from dmuon._setup.hyperparameters import (
@@ -256,7 +256,7 @@ class Muon(torch.optim.Optimizer):
         finite = runtime.step_agreement.finite()
         groups, group_of = self._muon_groups(verdict.has_gradient)
         if self.record_stats:
-            begin_recording(runtime)
+            _C.begin_update_stats(runtime.engine)
         after = runtime.step_agreement.after_step
         row_factors = after.row_factors(verdict.maxima, finite) if after else {}
         _C.muon_step(runtime.engine, groups, group_of, finite, runtime.graphs, row_factors)

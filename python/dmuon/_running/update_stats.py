@@ -96,8 +96,3 @@ def problem_of_recording(runtime: Runtime) -> str | None:
         if leaf.num_columns > 1:
             return f"{expected} with '{leaf.name}', of whose experts each column has its own, got True"
     return None
-
-
-def begin_recording(runtime: Runtime) -> None:
-    """Prepares a step that records."""
-    _C.begin_update_stats(runtime.engine)

@@ -46,6 +46,25 @@ std::vector<RowPart> View::row_parts() const {
 
 std::int64_t View::num_groups() const { return heights.empty() ? 1 : rows / sum(heights); }
 
+std::string View::problem_of_heights() const {
+  if (heights.empty()) return "";
+  std::int64_t left = rows;
+  for (const std::int64_t height : heights) {
+    if (height < 1 || height > left) {
+      return core::message("heights >= 1 that add up to at most its ", rows,
+                           " rows; got a height of ", height);
+    }
+    left -= height;
+  }
+  if (heights.size() < 2 || rows % (rows - left) != 0) {
+    return core::message("two heights or more, whose sum divides its ", rows, " rows; got ",
+                         heights.size(), " with a sum of ", rows - left);
+  }
+  if (column_blocks > 1 || transposed)
+    return "no interleaved rows beside blocks of columns or a transposed matrix; got both";
+  return "";
+}
+
 std::string to_string(const Shape& shape) {
   const std::int64_t stacked = shape.num_matrices / shape.column_blocks;
   const std::string number = stacked == 1 ? "" : core::message(stacked, " of ");

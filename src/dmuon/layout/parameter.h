@@ -65,6 +65,10 @@ struct View {
   std::vector<RowPart> row_parts() const;
   /// Returns the number of groups of rows; 1 if they are not interleaved.
   std::int64_t num_groups() const;
+  /// Returns the rows of the matrix that a part of all groups is.
+  std::int64_t rows_of(const RowPart& part) const { return num_groups() * part.height; }
+  /// Returns what `heights` must be and what they are, for an error; "" if nothing is wrong.
+  std::string problem_of_heights() const;
   /// [rows, cols], or [num_matrices, rows, cols] of several.
   std::vector<std::int64_t> sizes() const {
     if (num_matrices == 1) return {rows, cols};

@@ -89,7 +89,7 @@ std::vector<MuonUpdate::Run> MuonUpdate::runs_of(const wire::OwnedBatch& batch) 
     const std::vector<layout::RowPart> parts = view.row_parts();
     for (std::size_t part = 0; part < parts.size(); ++part) {
       const std::size_t place = scalars_->add(of_these.rule->scalars(
-          view.num_groups() * parts[part].height, view.cols / view.column_blocks, view.transposed));
+          view.rows_of(parts[part]), view.cols / view.column_blocks, view.transposed));
       runs.push_back({begin, end, part, &of_these, place});
     }
   }
@@ -136,7 +136,7 @@ std::string MuonUpdate::key_of(core::BatchIndex index) const {
     for (const std::size_t place : {run.begin, run.end}) key.add(batch.first_matrix.at(place));
     key.add(run.group->rule->constants());
     key.add(run.group->iteration);
-    const std::int64_t rows = view.num_groups() * view.row_parts().at(run.part).height;
+    const std::int64_t rows = view.rows_of(view.row_parts().at(run.part));
     const auto tuned = run.group->choices.find({rows, view.cols / view.column_blocks});
     key.add(tuned != run.group->choices.end());
     if (tuned != run.group->choices.end()) key.add(tuned->second);

@@ -2,8 +2,7 @@
 
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
-#include <numeric>
+#include <string>
 #include <utility>
 
 #include "dmuon/core/error.h"
@@ -25,15 +24,11 @@ void check(const at::Tensor& master, const at::Tensor& momentum, const at::Tenso
 }
 
 void check(const layout::View& view, const at::Tensor& master) {
-  if (view.heights.empty()) return;
-  const std::int64_t rows =
-      std::accumulate(view.heights.begin(), view.heights.end(), std::int64_t{0});
-  core::require(view.heights.size() >= 2 && std::ranges::min(view.heights) >= 1 &&
-                    view.rows % rows == 0 && view.column_blocks == 1 && !view.transposed &&
-                    master.dim() == 3,
-                "update: heights: expected several of at least 1, whose sum divides the rows of "
-                "[b, rows, cols], without blocks of columns and not transposed; got ",
-                view.heights.size(), " with a sum of ", rows, " for master ", master.sizes());
+  const std::string problem = view.problem_of_heights();
+  core::require(problem.empty(), "update: heights: expected ", problem);
+  core::require(view.heights.empty() || master.dim() == 3,
+                "update: master: expected [b, rows, cols] of interleaved rows, got ",
+                master.sizes());
 }
 
 void check(const std::vector<at::Tensor>& given, const std::vector<State>& states,

@@ -51,25 +51,12 @@ class ColumnOrder {
   std::vector<std::int64_t> sizes_;    // by column
 };
 
-// The sum of heights is at most the rows, which the caller has checked.
 void check_heights(const Parameter& parameter) {
-  const View& view = parameter.view;
-  if (view.heights.empty()) return;
-  std::int64_t left = view.rows;
-  for (const std::int64_t height : view.heights) {
-    core::require(height >= 1 && height <= left, "Inventory: parameter '", parameter.name,
-                  "' must have heights >= 1 that add up to at most its ", view.rows,
-                  " rows; got a height of ", height);
-    left -= height;
-  }
-  core::require(view.heights.size() >= 2 && view.rows % (view.rows - left) == 0,
+  const std::string problem = parameter.view.problem_of_heights();
+  core::require(problem.empty(), "Inventory: parameter '", parameter.name, "' must have ", problem);
+  core::require(parameter.view.heights.empty() || !parameter.tensor_parallel,
                 "Inventory: parameter '", parameter.name,
-                "' must have two heights or more, whose sum divides its ", view.rows, " rows; got ",
-                view.heights.size(), " with a sum of ", view.rows - left);
-  core::require(view.column_blocks == 1 && !view.transposed && !parameter.tensor_parallel,
-                "Inventory: parameter '", parameter.name,
-                "' must not have interleaved rows beside blocks of columns, a transposed matrix or "
-                "tensor parallelism; got ",
+                "' must have no interleaved rows under tensor parallelism; got ",
                 to_string(parameter.shape()));
 }
 
