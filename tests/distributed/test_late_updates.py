@@ -129,6 +129,8 @@ READERS: dict[str, Callable[[Run], Any]] = {
     "verify": verified,
     "a second step": stepped_again,
     "a scaler": scaled,
+    "a cast": lambda run: run.model.to(torch.float32).float() and full_params(run),
+    "memory on the host": lambda run: [dmuon.offload(run.model), dmuon.load(run.model), full_params(run)],
     "zeroed gradients": lambda run: run.optimizer.zero_grad(set_to_none=False) or stepped_again(run),
     "clipping again": lambda run: [dmuon.clip_grad_norm_(run.model, 1e-3), stepped_again(run)],
 }
@@ -157,9 +159,10 @@ def flat(values: Any) -> list[torch.Tensor]:
     return [values] if isinstance(values, torch.Tensor) else []
 
 
+@pytest.mark.parametrize("mesh", [(2, 2), (1, 4), (4, 1)])
 @pytest.mark.parametrize("reader", READERS)
-def test_a_reader_waits_for_the_update(ranks, reader):
-    late, in_step = (ranks.run(read_after_steps, (2, 2), schedule=one, reader=reader) for one in (AHEAD, IN_STEP))
+def test_a_reader_waits_for_the_update(ranks, mesh, reader):
+    late, in_step = (ranks.run(read_after_steps, mesh, schedule=one, reader=reader) for one in (AHEAD, IN_STEP))
     for one, other in zip(late, in_step, strict=True):
         pairs = list(zip(flat(one), flat(other), strict=True))
         assert pairs
