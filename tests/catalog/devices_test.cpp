@@ -33,6 +33,8 @@ TEST(Devices, AreReadAsTheyStandInTheFile) {
   const plan::Device a800 = device("a800-sxm4-80gb");
   EXPECT_EQ(a800.product_tflops, 195);
   EXPECT_EQ(a800.symmetric_tflops, 217);
+  EXPECT_TRUE(a800.after_tune);
+  EXPECT_FALSE(device("h100-sxm5-80gb").after_tune);
   EXPECT_EQ(a800.elementwise_gb_per_s, 1600);
   EXPECT_EQ(a800.launch_us, 5);
   EXPECT_EQ(a800.tiles, 108);

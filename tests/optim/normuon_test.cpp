@@ -62,8 +62,8 @@ TEST(NorMuon, EqualsItsFormulasElementByElement) {
       for (unsigned step = 0; step < 3; ++step) {
         const at::Tensor gradient =
             stored(random_tensor({kBatch, rows, cols}, 10 + step), transposed);
-        muon_update(master, momentum, gradient, group_of("normuon", with_second_moment()), kApplies, 1,
-                    transposed, {}, {moment});
+        muon_update(master, momentum, gradient, group_of("normuon", with_second_moment()), kApplies,
+                    1, transposed, {}, {moment});
         for (std::int64_t i = 0; i < kBatch; ++i) {
           const auto at = static_cast<std::size_t>(i);
           plain_normuon_update(&masters[at], &momenta[at], &moments[at], plain(gradient, i),

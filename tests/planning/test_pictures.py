@@ -71,7 +71,7 @@ def test_what_a_title_holds_is_text(tmp_path):
     dmuon.Plan(plan_of(4, _plan.Mesh(1, 2))).save_picture(tmp_path / "plan.svg", title)
     ElementTree.parse(tmp_path / "plan.svg")  # it is well formed
     (heading, _, costs) = pictures.draw(plan_of(4, _plan.Mesh(1, 2)), title, "test").get_suptitle().split("\n")
-    assert heading == title and costs == "costs: model of a800-sxm4-80gb"
+    assert heading == title and costs == "costs: model of a800-sxm4-80gb, after dmuon tune"
 
 
 def test_a_plan_without_matrices_or_times_is_drawn(tmp_path):

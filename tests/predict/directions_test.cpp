@@ -58,6 +58,7 @@ TEST(Directions, ANodeMoreHasLessToUpdate) {
   const Prediction two = predict(small_setting({2, 2}, 12), Contender::kDmuon);
   const Prediction three = predict(small_setting({3, 2}, 12), Contender::kDmuon);
   EXPECT_LT(three.update_ms, two.update_ms);
+  EXPECT_LT(three.step_ms, two.step_ms);
   EXPECT_GE(predict(small_setting({3, 2}, 12), Contender::kMuonAg).update_ms, three.update_ms);
 }
 

@@ -96,11 +96,13 @@ class Simulation:
         """Returns three lines: model and mesh, device and network, costs."""
         title = self.title if with_mesh else self.title.rpartition(" on ")[0]
         network = self.cluster.network
-        return (
-            f"{title}, {self.cluster.tokens} tokens a device and step\n{self.cluster.device.description}; between nodes "
-            f"{network.name}: {network.gb_per_s:g} GB/s each way {'a device' if network.per_device else 'a node'}\n"
-            f"costs: {self.plan.costs.source}"
-        )
+        rate = f"{network.gb_per_s:g} GB/s each way {'a device' if network.per_device else 'a node'}"
+        lines = [
+            f"{title}, {self.cluster.tokens} tokens a device and step",
+            f"{self.cluster.device.description}; between nodes {network.name}: {rate}",
+            f"costs: {self.plan.costs.source}",
+        ]
+        return "\n".join(lines)
 
     def memory_text(self, contender: str) -> str:
         """Returns the memory of a contender's fullest device in GB, with a mark if the device has less."""

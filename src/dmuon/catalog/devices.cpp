@@ -19,6 +19,7 @@ plan::Device read_device(const JsonReader& entry) {
   device.product_tflops = entry.at("product_tflops").number();
   const auto symmetric = entry.find("symmetric_tflops");
   device.symmetric_tflops = symmetric ? symmetric->number() : 0;
+  device.after_tune = entry.flag("after_tune");
   device.elementwise_gb_per_s = entry.at("elementwise_gb_per_s").number();
   device.launch_us = entry.at("launch_us").number();
   device.tiles = entry.at("tiles").small(1, 1 << 20);

@@ -118,7 +118,7 @@ Nanoseconds modelled_ns(const Device& device, const Shape& shape, int num_batch,
 CostTable modelled_costs(const ShapeGroups& groups, const Device& device, int tensor_parallel) {
   validate(device);
   CostTable table;
-  table.source = "model of " + device.name;
+  table.source = "model of " + device.name + (device.after_tune ? ", after dmuon tune" : "");
   std::vector<Shape> shapes;  // by first appearance
   std::map<Shape, int> num_parameters;
   for (const ShapeIndex s : groups.shapes.indices()) {

@@ -19,8 +19,9 @@ struct Device {
   double link_gb_per_s = 0;         ///< 10^9 bytes/s a direction to the others of its node
   /// 10^12 FLOP/s of a model's forward and backward, all of their operations counted.
   double training_tflops = 0;
-  double memory_gb = 0;  ///< 10^9 bytes
-  std::string network;   ///< name of the Network between nodes of such devices
+  double memory_gb = 0;     ///< 10^9 bytes
+  std::string network;      ///< name of the Network between nodes of such devices
+  bool after_tune = false;  ///< runs symmetric products only after `dmuon tune`
 };
 
 /// What connects nodes.
