@@ -16,10 +16,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -28,17 +26,13 @@ from torch.distributed.device_mesh import init_device_mesh
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import dmuon
-from bench.contender import Contender
 from bench.gpt import GPT, GPTConfig
-from bench.train_step import LANES, WAITS, WARM_STEPS, Setting, arguments, conclude, measure, prepare, summarise
+from bench.train_step import Setting, arguments, conclude, measure, prepare, summarise
 from dmuon import _plan
 
 _REPEATS = 7
-_COLLECTIVES = (  # of FSDP2, by the names of several versions of PyTorch
-    *("all_reduce", "reduce_scatter_single", "reduce_scatter_tensor"),
-    *("all_gather_single", "all_gather_into_tensor"),
-)
 _FULL_S = 3.0  # links are full for as long while small sums are timed
+WORK = ("intra", "inter", "update")  # lanes
 _CONTENDERS = {"adamw": "AdamW", "dmuon": "dmuon"}
 
 
@@ -140,36 +134,9 @@ def host_sum_seconds(setting: Setting, bytes_per_s: float) -> float:
     return statistics.fmean(setting.cluster.gather(statistics.median(times)))
 
 
-def timed_collectives(contender: Contender) -> list[float]:
-    """Returns one number, to which the contender's steps add the seconds that FSDP2's collectives block."""
-    spent, train = [0.0], contender.train
-
-    def timed(collective: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            begin = time.perf_counter()
-            result = collective(*arguments, **options)
-            if options.get("group") is not None:
-                spent[0] += time.perf_counter() - begin
-            return result
-
-        return call
-
-    def train_timed(num_steps: int) -> Any:
-        with ExitStack() as patches:
-            for name in _COLLECTIVES:
-                if hasattr(dist, name):
-                    patches.enter_context(mock.patch.object(dist, name, timed(getattr(dist, name))))
-            return train(num_steps)
-
-    setattr(contender, "train", train_timed)  # noqa: B010
-    return spent
-
-
-def hidden_percent(setting: Setting, stats: dict[str, float], blocked_s: float) -> float:
-    """The share of communication for which no rank waits: in dmuon, or in FSDP2's collectives, which block."""
-    blocked = statistics.fmean(setting.cluster.gather(blocked_s))
-    waits = sum(stats[key] for key in WAITS.values()) + blocked
-    return 100 * (1 - waits / (sum(stats[key] for key in LANES.values()) + blocked))
+def absorbed_percent(step_s: float, alone_s: float, work_s: float) -> float:
+    """The share of the time of messages and updates by which a step is not longer than compute and AdamW alone."""
+    return 100 * (1 - (step_s - alone_s) / work_s)
 
 
 def measured_rates(setting: Setting, model: _plan.Model, batch: int) -> tuple[dict[str, _plan.Device], _plan.Network]:
@@ -209,7 +176,9 @@ def measured_rates(setting: Setting, model: _plan.Model, batch: int) -> tuple[di
 
 
 def row_of(predicted: float, measured: float, unit: str) -> dict[str, Any]:
-    return {"predicted": predicted, "measured": measured, "error": predicted / measured - 1, "unit": unit}
+    """Errors are shares; of percents they are points."""
+    error = (predicted - measured) / (100 if unit == "%" else measured)
+    return {"predicted": predicted, "measured": measured, "error": error, "unit": unit}
 
 
 def compare(setting: Setting, options: Any) -> dict[str, Any]:
@@ -223,16 +192,22 @@ def compare(setting: Setting, options: Any) -> dict[str, Any]:
         name: _plan.predict(plan, model, devices[name], network, num_tokens, label, 1e3 * sum_s)
         for name, label in _CONTENDERS.items()
     }
-    blocked = timed_collectives(contenders["dmuon"])
     summary = summarise(measure(contenders, options, setting.cluster), 1 + options.steps)
-    blocked_s = blocked[0] / (WARM_STEPS + options.rounds * (1 + options.steps))
     rows = {
         f"{label}, step": row_of(steps[name].step_ms, summary[name]["step_ms"], "ms")
         for name, label in _CONTENDERS.items()
     }
-    stats = summary["dmuon"]["mean_stats"]
-    rows["dmuon, update"] = row_of(steps["dmuon"].update_ms, 1e3 * stats["busy_update_s"], "ms")
-    rows["dmuon, hidden"] = row_of(100 * steps["dmuon"].hidden, hidden_percent(setting, stats, blocked_s), "%")
+    stats: dict[str, float] = summary["dmuon"]["mean_stats"]
+    predicted, busy_ms = steps["dmuon"], steps["dmuon"].busy_ms
+    rows["dmuon, update"] = row_of(busy_ms["update"], 1e3 * stats["busy_update_s"], "ms")
+    rows["dmuon, hidden"] = row_of(100 * predicted.hidden, 100 * summary["dmuon"]["hidden_share"], "%")
+    compute_s = training_flops(setting.config, model, num_tokens) / devices["dmuon"].training_tflops / 1e12
+    alone_s = compute_s + predicted.adamw_ms / 1e3
+    rows["dmuon, absorbed"] = row_of(
+        absorbed_percent(predicted.step_ms / 1e3, alone_s, sum(busy_ms[lane] for lane in WORK) / 1e3),
+        absorbed_percent(summary["dmuon"]["step_ms"] / 1e3, alone_s, sum(stats[f"busy_{lane}_s"] for lane in WORK)),
+        "%",
+    )
     held = statistics.fmean(one.state + one.node_copy + one.buffers for one in plan.memory) / 1e6
     rows["dmuon, memory"] = row_of(held, stats["peak_bytes"] / 1e6, "MB")
     ratios = [step.step_ms for step in steps.values()]
