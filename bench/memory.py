@@ -1,7 +1,8 @@
-"""Peak memory of a rank, and its parts: AdamW under FSDP2 beside dmuon.
+"""Peak memory of a rank, and its parts: AdamW under FSDP2 beside dmuon, or under DDP beside dmuon in its place.
 
     torchrun --nproc-per-node 4 bench/memory.py --mesh 1x4
     torchrun --nproc-per-node 4 bench/memory.py --mesh 2x2 --dtype fp32
+    torchrun --nproc-per-node 4 bench/memory.py --mesh 1x4 --optim ddp,replicated
 
 Each optimizer has processes of its own. The figures are of the rank with the highest peak, in MB above the idle
 process, which has imported all libraries and sent a message. The peak is the kernel's (VmHWM), dmuon's own parts are
@@ -36,7 +37,7 @@ from bench.gpt import GPTConfig
 from bench.text import Text, load_text
 
 _RESET = Path("/proc/self/clear_refs")
-KINDS = ("adamw", "dmuon")
+OWNERS = ("dmuon", "replicated")
 PHASES = ("forward", "backward", "step")
 NUM_STEPS = 4
 
@@ -45,7 +46,7 @@ ROWS = {
     "state": "masters, momenta, gradients of owners",
     "node_copy": "node copies",
     "pool": "packed weights and gradients, inboxes",
-    "sharded": "  parameters under FSDP2, their state",
+    "adamw": "  parameters of AdamW, their state",
     "between": "blocks of malloc between steps",
     "forward": "  more in the forward",
     "backward": "  more in the backward",
@@ -173,9 +174,9 @@ def parts(name: str, options: argparse.Namespace, cluster: Cluster, text: Text) 
     cluster.barrier()
     found["peak"] = meter.peak_bytes() or 0
     found["libraries"] = _status_bytes("RssFile") - files
-    found["sharded"] = sharded_bytes(contender)
+    found["adamw"] = adamw_bytes(contender)
     optimizer: Any = contender.optimizer
-    if name == "dmuon":
+    if name in OWNERS:
         memory = optimizer.plan.native.memory[cluster.rank]
         found |= {"state": memory.state, "node_copy": memory.node_copy}
         found["pool"] = int(optimizer.stats()["peak_bytes"]) - memory.state - memory.node_copy
@@ -191,16 +192,17 @@ def parts(name: str, options: argparse.Namespace, cluster: Cluster, text: Text) 
     return found
 
 
-def sharded_bytes(contender: Contender) -> int:
-    """Bytes of this rank's shards and of AdamW's two moments for them."""
-    sharded = [weight for weight in contender.model.parameters() if isinstance(weight, DTensor)]
-    return 3 * sum(weight.to_local().nbytes for weight in sharded)
+def adamw_bytes(contender: Contender) -> int:
+    """Bytes of the parameters that AdamW updates on this rank, and of their two moments."""
+    groups = [group for group in contender.optimizer.param_groups if group.get("algorithm") != "muon"]
+    weights = [weight for group in groups for weight in group["params"]]
+    return 3 * sum(weight.to_local().nbytes if isinstance(weight, DTensor) else weight.nbytes for weight in weights)
 
 
 def measure(name: str, options: argparse.Namespace) -> None:
     """Runs in processes of its own; rank 0 writes the figures of all ranks."""
     torch.set_num_threads(1)
-    if name == "dmuon":
+    if name in OWNERS:
         importlib.import_module("dmuon")  # its libraries are part of the idle process
     cluster = open_cluster(options.mesh)
     text = Text(load_text(None), options.batch, options.sequence, 0, cluster.device)
@@ -225,18 +227,18 @@ def in_own_processes(name: str, number: int, folder: str) -> list[dict[str, int]
 
 
 def show(results: dict[str, dict[str, int]], title: str) -> None:
-    print(f"{title}\n{'MB of a rank':40}" + "".join(f"{LABELS[name]:>9}" for name in results) + "    ratio")
+    print(f"{title}\n{'MB of a rank':40}" + "".join(f"{LABELS[name]:>11}" for name in results) + "    ratio")
     for key, text in ROWS.items():
-        cells = "".join(f"{one[key] / 1e6:9.1f}" for one in results.values())
-        ratio = results["dmuon"][key] / results["adamw"][key] if len(results) == 2 and key == "peak" else None
-        print(f"{text:40}{cells}" + (f"{ratio:9.2f}" if ratio is not None else ""))
+        cells = "".join(f"{one[key] / 1e6:11.1f}" for one in results.values())
+        first, *_, last = [one[key] for one in results.values()] * 2
+        print(f"{text:40}{cells}" + (f"{last / first:9.2f}" if key == "peak" else ""))
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--mesh", help="RxG: R replicas of G shards; default: all ranks one row")
-    add("--optim", default=",".join(KINDS), help="comma-separated, of: %(default)s")
+    add("--optim", default="adamw,dmuon", help=f"comma-separated, of: {', '.join(LABELS)}")
     add("--layers", type=int, default=16)
     add("--width", type=int, default=512)
     add("--sequence", type=int, default=64)
