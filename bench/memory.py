@@ -5,8 +5,8 @@
     torchrun --nproc-per-node 4 bench/memory.py --mesh 1x4 --optim ddp,replicated
 
 Each optimizer has processes of its own. The figures are of the rank with the highest peak, in MB above the idle
-process, which has imported all libraries and sent a message. The peak is the kernel's (VmHWM), dmuon's own parts are
-its counters, blocks of malloc are those of mallinfo2, looked at every 2 ms. Freed pages are what the peak had beyond
+process, which has imported all libraries and sent a message. The kernel says the peak (VmHWM), dmuon's counters
+its own parts, and mallinfo2 the blocks of malloc, every 2 ms. Freed pages are what the peak had beyond
 these blocks and a process after malloc_trim. CPUs, Linux with glibc 2.33.
 """
 

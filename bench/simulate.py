@@ -135,7 +135,7 @@ def host_sum_seconds(setting: Setting, bytes_per_s: float) -> float:
 
 
 def absorbed_percent(step_s: float, alone_s: float, work_s: float) -> float:
-    """The share of the time of messages and updates by which a step is not longer than compute and AdamW alone."""
+    """How much of the time of messages and updates does not show in a step: it is longer than modules by the rest."""
     return 100 * (1 - (step_s - alone_s) / work_s)
 
 

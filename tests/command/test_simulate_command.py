@@ -130,7 +130,7 @@ def test_tensor_parallelism_is_predicted_as_it_runs(run):
 
 
 def test_experts_that_one_column_alone_has_stay_there(run, tmp_path):
-    """Of 8 experts each of 4 columns has 2: nothing of them travels inside nodes, as it would of a whole stack."""
+    """Each of 4 columns has 2 of 8 experts. They do not travel inside nodes, unlike a whole stack."""
     part = {"rows": 256, "cols": 512, "num_matrices": 2}
     parts = [{**part, "name": f"experts[{2 * i}:{2 * i + 2}]", "continues": i > 0} for i in range(4)]
     sent = {}

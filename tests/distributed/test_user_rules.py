@@ -125,6 +125,7 @@ def error_of_a_step(mesh: Any, rule: str, schedule: dict[str, Any]) -> str:
 AT_ONCE = {**AHEAD, "late_updates": False}
 
 
+@pytest.mark.cpu("the pool synchronises the emulated device, which reports groups that a lost update has aborted")
 @pytest.mark.parametrize(
     ("rule", "mesh", "schedule"),
     [*((rule, (2,), AHEAD) for rule in users_rules.WRONG), ("raises", (2, 2), AHEAD), ("raises", (2, 2), AT_ONCE)],

@@ -41,7 +41,7 @@ inline MuonGroup group_of(const std::string& rule, const MuonOptions& options) {
   return group;
 }
 
-// Of rules with a second moment.
+// Options for rules with a second moment.
 inline MuonOptions with_second_moment() {
   MuonOptions options = muon(0.05);
   options.beta2 = 0.8;

@@ -1,4 +1,4 @@
-"""What a plan for a mesh that need not exist rests on, as `dmuon.plan` and `dmuon.simulate` take it."""
+"""The arguments that `dmuon.plan` and `dmuon.simulate` share: a plan for a mesh that need not exist rests on them."""
 
 from __future__ import annotations
 

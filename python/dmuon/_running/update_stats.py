@@ -15,7 +15,7 @@ from dmuon._running.runtime import Runtime, runtime_of
 class UpdateStats(NamedTuple):
     """Figures of one parameter's update: 0-dimensional fp32 tensors, equal on every rank.
 
-    O is the orthogonalised update of a matrix, before the rule changes it, and m the lesser of its sides. Of a
+    O is the orthogonalised update of a matrix, before the rule changes it, and m the lesser of its sides. For a
     parameter with several matrices `spectral_norm` and `residual` are the largest, and `cosine` is the mean.
 
     Attributes:

@@ -30,7 +30,7 @@ class _Rows:
 
 @dataclasses.dataclass(frozen=True)
 class _Fused:
-    """What one parameter of a module holds."""
+    """The heads or projections that one parameter of a module holds."""
 
     parameter: str  # its name in the module
     rows: tuple[_Rows, ...]
@@ -121,7 +121,7 @@ def _torch_attention(attention: Any) -> Iterator[_Fused]:
     yield _Fused("in_proj_weight", rows)
 
 
-# By Transformers' name of an architecture: its classes that hold heads or fused projections.
+# The classes that hold heads or fused projections, by Transformers' name of their architecture.
 _KNOWN: dict[str, dict[str, Callable[[Any], Iterator[_Fused]]]] = {
     "deepseek_v2": {"DeepseekV2Attention": _latent, "DeepseekV2Experts": _experts},
     "deepseek_v3": {"DeepseekV3Attention": _latent, "DeepseekV3Experts": _experts, "DeepseekV3NaiveMoe": _experts},

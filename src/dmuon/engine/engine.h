@@ -125,7 +125,7 @@ class Engine : private schedule::Performer {
   void before_end_of_backward(std::function<void()> callback) { before_end_ = std::move(callback); }
 
   /// Moves what outlives steps to the host, and back, see Offload. Frees replicated weights, which
-  /// the next uses send again. Nothing else may be called in between. Call meet() before.
+  /// the next uses send again. Call nothing else in between, and meet() before.
   void move_out() {
     if (options_.step.replicated) resolver_.free_weights();
     drain();

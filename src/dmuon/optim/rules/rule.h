@@ -24,8 +24,8 @@ struct State {
       sizes;
 
   /// Returns the sizes of the state of one stored matrix, [rows', cols']. If blocks of columns are
-  /// orthogonalised apart, their states lie side by side as the blocks do. If rows are interleaved,
-  /// so are those of the state.
+  /// orthogonalised apart, their states lie side by side as the blocks do. Interleaved
+  /// rows have interleaved rows of a state.
   /// @throws InvalidArgument if rows are interleaved and the state has no row for each of them.
   std::vector<std::int64_t> sizes_of(const layout::View& view) const;
 };

@@ -75,7 +75,7 @@ UserResult UserRule::called(const UserMatrix& matrix) const {
 }
 
 void UserRule::apply(const Piece& piece, const Orthogonalised& orthogonalised) const {
-  // What the product has computed may be of 16 bits, or have padding.
+  // The product's result may be of 16 bits, or have padding.
   const Tensor update = orthogonalised.computed(piece.weights.sizes()).to(at::kFloat);
   const auto matrices = [&](const Tensor& all) { return matrices_of(all, piece.transposed); };
   const std::vector<Tensor> updates = matrices(update);

@@ -30,8 +30,8 @@ struct UserResult {
 };
 
 /// A rule of update that a user has written. `call` comes on the update lane's thread, one matrix
-/// after the other, with gradients off and the lane's stream current. What it throws reaches all
-/// ranks as an error of the update.
+/// after the other, with gradients off and the lane's stream current. All ranks get
+/// what it throws as an error of the update.
 struct UserFunction {
   std::string name;
   std::vector<State> states;   ///< beside the momentum; made by user_state
@@ -39,8 +39,8 @@ struct UserFunction {
   std::function<UserResult(const UserMatrix&)> call;
 };
 
-/// Returns a state with these sizes for a matrix that is [out, in]. Nothing: the matrix's own rows
-/// or columns. A matrix that is stored transposed has its state transposed too.
+/// Returns a state with these sizes for a matrix that is [out, in]; nullopt means the matrix's own
+/// rows or columns. A matrix that is stored transposed has its state transposed too.
 State user_state(std::string name, std::optional<std::int64_t> rows,
                  std::optional<std::int64_t> cols);
 
