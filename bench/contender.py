@@ -178,7 +178,7 @@ class Contender:
         is_whole = cluster.mesh is None or name in ("ddp", "replicated")
         self._autocast = dtype == "bf16" and is_whole and multiplies_bf16()
         mp_policy = MixedPrecisionPolicy()
-        if dtype == "bf16" and not is_whole:
+        if dtype == "bf16" and (not is_whole or (self._autocast and name == "replicated")):
             mp_policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         torch.manual_seed(seed)
         with cluster.device:  # where large models get their random weights faster

@@ -208,8 +208,7 @@ def compare(setting: Setting, options: Any) -> dict[str, Any]:
         absorbed_percent(summary["dmuon"]["step_ms"] / 1e3, alone_s, sum(stats[f"busy_{lane}_s"] for lane in WORK)),
         "%",
     )
-    held = statistics.fmean(one.state + one.node_copy + one.buffers for one in plan.memory) / 1e6
-    rows["dmuon, memory"] = row_of(held, stats["peak_bytes"] / 1e6, "MB")
+    rows["dmuon, memory"] = row_of(statistics.fmean(plan.memory_bytes) / 1e6, stats["peak_bytes"] / 1e6, "MB")
     ratios = [step.step_ms for step in steps.values()]
     rows["dmuon / AdamW"] = row_of(ratios[1] / ratios[0], summary["dmuon"]["ratio_to_adamw"]["median"], "x")
     device = devices["dmuon"]

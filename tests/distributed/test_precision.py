@@ -11,7 +11,7 @@ from models import batch, is_matrix_of_a_block, loss_of, make_gpt
 from reference import QUINTIC, ReferenceMuon
 from scenario import Session, check, language_loss, run_scenario
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from training import AHEAD, FAR_AHEAD, KEPT, LR, NO_COPY, WEIGHT_DECAY
+from training import AHEAD, FAR_AHEAD, KEPT, LR, NO_COPY, REPLICATED, WEIGHT_DECAY
 
 
 def identical(mesh: Any, schedule: dict[str, Any]) -> dict[str, bool]:
@@ -57,6 +57,37 @@ def test_mixed_precision_stays_near_fp32(ranks):
         momenta.update(owned)
     matrices = [n for n, p in make_gpt(depth=2).named_parameters() if is_matrix_of_a_block(n, p)]
     assert momenta == dict.fromkeys(matrices, torch.float32)
+
+
+def under_autocast(s: Session) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = s.start(make_gpt(depth=2), units=None, mp_policy=None if s.reference else policy)
+
+    def autocast(loss):
+        def cast_loss(model, rank):
+            with torch.autocast(torch.get_default_device().type, torch.bfloat16, enabled=not s.reference):
+                return loss(model, rank)
+
+        return cast_loss
+
+    for step in range(4):
+        s.backward(autocast(language_loss(step, s.size)))
+        s.step()
+        with torch.no_grad():
+            s.notes.append(float(autocast(language_loss(step, s.size))(model, s.rank or 0)))
+    if not s.reference:
+        s.notes.append({p.dtype for group in s.opt.param_groups for p in group["params"]})
+        s.notes.append(s.opt._runtime.engine.unit(0).weight_tensors()[0].dtype)
+
+
+@pytest.mark.cpu("PyTorch has no autocast for the emulated device")
+@pytest.mark.parametrize(("mesh", "schedule"), [((2, 2), REPLICATED), ((1, 4), AHEAD), ((4, 1), NO_COPY), ((1,), KEPT)])
+def test_autocast_takes_the_place_of_fully_shards_casts(ranks, mesh, schedule):
+    """Weights travel, and are multiplied, in 16 bits. The bound is that of mixed precision under fully_shard."""
+    *notes, _ = check(ranks, under_autocast, mesh, schedule=schedule, bound=0.1, among=r"(qkv|out|up|down)\.weight")
+    for *losses, dtypes, packed in notes:
+        assert len(losses) == 4 and all(math.isfinite(loss) for loss in losses)
+        assert dtypes == {torch.float32} and packed == torch.bfloat16
 
 
 def bf16_quintic(s: Session) -> None:

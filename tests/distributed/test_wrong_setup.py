@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
-from models import make_gpt
+from models import batch, loss_of, make_gpt
 from pool import make_mesh
 from refusals import REFUSED, Refusals, dedicated, expect_refusal, messages_of, ready
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -136,11 +136,12 @@ def other_mesh(mesh: Any) -> None:
     dmuon.Muon(model)
 
 
-@refused("mp_policy.param_dtype", "without fully_shard", "got torch.bfloat16")
+@refused("mp_policy.param_dtype: 'blocks.0' is called outside of autocast", "to torch.bfloat16", "under torch.autocast")
 def cast_without_fsdp(mesh: Any) -> None:
     model = make_gpt(depth=1)
     dmuon.dedicate_params(model, mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     dmuon.Muon(model)
+    loss_of(model, batch(0))
 
 
 BF16 = {"param_dtype": torch.bfloat16}

@@ -107,8 +107,8 @@ def check_units(units: list[Unit], dedication: Dedication) -> None:
 
 
 def check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
-    """Requires fully_shard's mesh and divisor of gradients to be ours. Compute dtypes need FSDP2's casts."""
-    ranks, policy = dedication.ranks, dedication.mp_policy
+    """Requires fully_shard's mesh and divisor of gradients to be ours."""
+    ranks = dedication.ranks
     managed = {id(module._parameters[name]): made for (module, name), made in managed_by_fsdp(model).items()}
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor) or not (parameter.requires_grad or id(parameter) in managed):
@@ -131,14 +131,6 @@ def check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
     ours = dedication.across_ranks.divide_factor(ranks.num_slots)
     if problem := problem_of_factors(model, fsdp_modules(model), ours, unset=ours):  # users may set it until the step
         raise ValueError(problem)
-    if policy.param_dtype is None or fsdp_modules(model):
-        return
-    for leaf in dedication.leaves:
-        if leaf.parameter.dtype != policy.param_dtype:
-            raise ValueError(
-                f"Muon: mp_policy.param_dtype: without fully_shard nothing casts activations; expected None or "
-                f"{leaf.parameter.dtype} (as '{leaf.name}' has), got {policy.param_dtype}"
-            )
 
 
 def _check_policies(model: nn.Module, dedication: Dedication) -> None:

@@ -83,6 +83,7 @@ class _Calls:
         runtime, index = self._runtime, self._index
         runtime.refuse_inside_full_params("a forward")
         runtime.refuse_without_values()
+        _refuse_without_casts(runtime, index)
         runtime.end_failed_backward()
         runtime.engine.before_forward(index, self._reader)
         self._open.append(_C.Call(self._reader))
@@ -169,6 +170,17 @@ class _Calls:
     def _show_weights(self, gradient: torch.Tensor) -> None:
         self._runtime.refuse_inside_full_params("a backward")
         self._runtime.weights[self._index].show_weights()
+
+
+def _refuse_without_casts(runtime: Runtime, index: int) -> None:
+    """Raises ValueError if nobody casts activations to the dtype of the weights."""
+    if not runtime.cast_places or runtime.fsdp_modules or torch.is_autocast_enabled(runtime.device.type):
+        return
+    dtype = runtime.engine.unit(index).weight_tensors()[0].dtype if runtime.units[index].leaves else "another dtype"
+    raise ValueError(
+        f"dmuon: mp_policy.param_dtype: '{runtime.units[index].label}' is called outside of autocast, and without "
+        f"fully_shard nothing casts activations to {dtype}. Expected: the forward under torch.autocast, or None."
+    )
 
 
 def _refuse_differentiated_parameters(model: nn.Module) -> None:

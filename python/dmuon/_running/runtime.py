@@ -82,7 +82,7 @@ class Runtime:
         self.graphs = batch_graphs()
         states = _C.add_states(self.engine, user_rules.native(rule), tuned.memo_words(device))
         self.placeholders = self._make_placeholders(dedication.meta_start)
-        self._cast: list[Place] = []  # places of leaves whose compute dtype is another
+        self.cast_places: list[Place] = []  # of leaves whose compute dtype is another
         self.weights = [self._bind(index, dedication.mp_policy) for index in range(len(units))]
         end_uses = weakref.WeakMethod(self._end_uses)  # else the engine would keep the model alive
         self.engine.before_end_of_backward(lambda: run() if (run := end_uses()) else None)
@@ -169,7 +169,7 @@ class Runtime:
                 in_forward = nn.Parameter(of_compute_dtype, placeholder.requires_grad)
                 _C.accumulate_into(weight, in_forward)
                 in_forward.__dict__ = placeholder.__dict__
-                self._cast += self.leaves[leaf.index].places
+                self.cast_places += self.leaves[leaf.index].places
             for place in self.leaves[leaf.index].places:
                 place.put_back(placeholder, weight, in_forward)
                 places.append(place)
@@ -199,7 +199,7 @@ class Runtime:
 
     def begin_forward(self) -> None:
         """Begins a forward of the model, which may be inside of another one."""
-        for place in self._cast:
+        for place in self.cast_places:
             place.begin_forward()
         self.engine.begin_forward()
         self.buffers.begin_forward(self.engine, syncs=self.no_sync_depth == 0)
@@ -209,12 +209,12 @@ class Runtime:
         try:
             self.engine.end_forward()
         finally:
-            if self._cast and not is_inside_itself(self.model):
+            if self.cast_places and not is_inside_itself(self.model):
                 self.show_own_dtypes()
 
     def show_own_dtypes(self) -> None:
         """Replaces the placeholders of the compute dtype by those of the leaves' own."""
-        for place in self._cast:
+        for place in self.cast_places:
             place.end_forward()
 
     def show_placeholders(self) -> None:

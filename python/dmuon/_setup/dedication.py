@@ -131,7 +131,8 @@ def dedicate_params(
             only their owners need memory for whole matrices.
         mesh: as for `fully_shard`: 1-D (shard) or 2-D (replicate, shard). None means the mesh of an earlier
             `fully_shard`, else all ranks, or one device if no process group exists.
-        mp_policy: the same policy as for `fully_shard`. None means the policy of an earlier `fully_shard`.
+        mp_policy: the same policy as for `fully_shard`. None means the policy of an earlier `fully_shard`. Without
+            `fully_shard` a `param_dtype` needs forwards under `torch.autocast`, which casts activations.
         reshard_after_forward: True to free a unit's matrices between its forward and backward. None means True.
         replicated: True to keep all matrices whole on every rank between steps, as `DistributedDataParallel` does, for
             models that fit on each device. `step()` sends each new weight once, behind the rest of the step and the
