@@ -170,7 +170,12 @@ def qkv(parameter: torch.Tensor, num_heads: int = 1, num_kv_heads: int | None = 
             f"views.qkv: num_heads, num_kv_heads: expected positive integers, got {num_heads!r}, {num_kv_heads!r}"
         )
     height, _ = _sizes("qkv", parameter, "[rows, cols]", 2)
-    head_dim = _divided("qkv", parameter, height, sum(heads))
+    if height % sum(heads):
+        raise ValueError(
+            f"views.qkv: num_heads, num_kv_heads: expected num_heads + 2 num_kv_heads that divide the {height} rows, "
+            f"got {heads[0]} + 2 * {heads[1]}"
+        )
+    head_dim = height // sum(heads)
     return rows(parameter, [number * head_dim for number in heads])
 
 

@@ -80,7 +80,7 @@ def test_figures_are_those_of_whole_tensors_on_every_rank(ranks, mesh, schedule,
 refused = Refusals()
 
 
-@refused("dmuon.update_stats: model: expected a step with optimizer.record_stats = True, got none")
+@refused("update_stats: model: expected a step with optimizer.record_stats = True, got none")
 def before_a_step(mesh: Any) -> None:
     model = dedicated(mesh)
     dmuon.Muon(model)
@@ -97,6 +97,16 @@ def of_interleaved_rows(mesh: Any) -> None:
     dedicate(model, mesh, {}, select=select)
     optimizer = dmuon.Muon(model)
     optimizer.record_stats = True
+    loss_of(model, part(batch(0), *place_of(mesh))).backward()
+    optimizer.step()
+
+
+@refused("Muon: record_stats: expected True or False, got 1", on=1)
+@refused("record_stats = True", "record_stats = False", on=None)
+def of_one_rank(mesh: Any, on: Any) -> None:
+    model = dedicated(mesh)
+    optimizer = dmuon.Muon(model)
+    optimizer.record_stats = mesh.get_rank() == 0 if on is None else on
     loss_of(model, part(batch(0), *place_of(mesh))).backward()
     optimizer.step()
 

@@ -16,7 +16,7 @@ from pool import RankPool
 from refusals import REFUSED, Refusals, dedicated, expect_refusal
 from scenario import Session, assert_equal_to_reference, check
 from test_rules import MESHES, assert_skipped_and_loaded, ids, reference_of
-from training import AHEAD, KEPT, dedicate, place_of, shard, weights_of
+from training import AHEAD, KEPT, REPLICATED, dedicate, place_of, shard, weights_of
 
 import dmuon
 
@@ -139,6 +139,60 @@ def test_a_wrong_function_is_an_error_on_all_ranks_by_name(rule, mesh, schedule)
         assert "the update of 'blocks.0." in message
         assert f"Muon.step: rule '{rule}': " in message
         assert users_rules.WRONG[rule] in message
+
+
+def trained_again(mesh: Any, ends: str, schedule: dict[str, Any]) -> tuple[list[str], bool]:
+    """Trains, fails, and trains once more in the same processes. Returns errors, and whether bits were the same."""
+
+    def started(rule: str) -> tuple[Any, dmuon.Muon]:
+        model = make_gpt(depth=2)
+        dedicate(model, mesh, {"strategy": "round_robin", **schedule})  # so that all ranks' updates fail
+        return model, dmuon.Muon(model, rule=rule)
+
+    def train(rule: str = "muon") -> dict[str, torch.Tensor]:
+        model, opt = started(rule)
+        for step in range(2):
+            loss_of(model, part(batch(step), *place_of(mesh))).backward()
+            opt.step()
+            opt.zero_grad()
+        if ends == "alone" and errors:
+            with torch.no_grad():
+                for _ in range(2 if mesh.get_rank() == 0 else 1):
+                    loss_of(model, batch(0))
+        return weights_of(model)
+
+    errors: list[str] = []
+    first = train()
+    errors.append("none yet")
+    try:
+        train("raises" if ends == "update" else "muon")
+    except RuntimeError as error:
+        errors = [str(error)]
+    again = errors.copy()
+    errors.clear()
+    second = train()
+    return again, all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.cpu("on a device the mesh's own groups are aborted too")
+@pytest.mark.parametrize(
+    ("ends", "mesh", "schedule"),
+    [
+        ("update", (2,), AHEAD),
+        ("update", (2, 2), AHEAD),
+        ("update", (2, 2), REPLICATED),
+        ("update", (4, 1), AT_ONCE),
+        ("alone", (2,), AHEAD),
+        ("alone", (2, 2), AHEAD),
+    ],
+)
+def test_after_a_failure_on_all_ranks_a_new_model_trains_in_the_same_processes(ends, mesh, schedule):
+    pool = RankPool(torch.Size(mesh).numel())
+    results = pool.run(trained_again, mesh, ends=ends, schedule=schedule)
+    pool.close()
+    for (error,), same in results:
+        assert same
+        assert ("rule 'raises'" if ends == "update" else "wait for each other in vain") in error
 
 
 def verified(mesh: Any) -> str:

@@ -77,6 +77,19 @@ TEST(InVain, IsAWaitForARankThatIsOver) {
   EXPECT_EQ(in_vain({over, issued({"a", "b"})}), "") << "nobody waits";
 }
 
+// Each one's update has failed, and one waits still for what the other's would have sent.
+TEST(InVain, IsAWaitOfARankThatIsOverToo) {
+  Report over = issued({"a"});
+  over.over = "its update has failed";
+  Report waiting = waits(issued({"a", "b"}), What::kOperation, 2);
+  waiting.over = "its own update has failed";
+  EXPECT_EQ(in_vain({waiting, over}),
+            "rank 0 of the mesh has issued 2 operations, last b, and is over: its own update has "
+            "failed; rank 1 of the mesh has issued 1 operations, last a, and is over: its update "
+            "has failed");
+  EXPECT_EQ(in_vain({over, over}), "") << "nobody waits";
+}
+
 TEST(InVain, NamesTheFirstOperationsThatDiffer) {
   const Report own = waits(issued({"a", "b", "c"}), What::kOperation, 3);
   EXPECT_EQ(in_vain({issued({"a"}), own, own, issued({"a", "d"}), issued({"a", "b", "e"})}),
@@ -171,12 +184,15 @@ std::optional<Named> named_by_brute_force(const std::vector<Report>& reports) {
            });
   };
   while (std::erase_if(stuck, comes_on) > 0) continue;
+  std::optional<Named> over;
   for (const std::size_t rank : stuck) {
-    for (const std::size_t other : stuck)
-      if (reports[rank].over.empty() && misses(reports[rank], reports[other]))
-        return Named{0, rank, other};
+    for (const std::size_t other : stuck) {
+      if (!misses(reports[rank], reports[other])) continue;
+      if (reports[rank].over.empty()) return Named{0, rank, other};
+      if (!over) over = {0, rank, other};
+    }
   }
-  return std::nullopt;
+  return over;
 }
 
 TEST(InVain, IsWhatEveryRankAgainstEveryOtherGives) {

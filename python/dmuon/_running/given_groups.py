@@ -86,9 +86,9 @@ def _groups(
                 )
             taken[member] = f"{argument}[{index}]"
         group = {**defaults, **options}
-        check_group(group, where)
         if algorithm == "muon":
             require_rule(group, rule_of(defaults), where)
+        check_group(group, where)
         facts.append(f"{argument}[{index}] {settings_of(group)} of {[member.name for member in found]}")
         groups.append((group, found))
     return groups, [member for member in members.of(algorithm) if member not in taken]

@@ -248,7 +248,7 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         runtime = self._runtime
-        problem = problem_of_recording(runtime) if self.record_stats else None
+        problem = problem_of_recording(runtime, self.record_stats)
         verdict = runtime.step_agreement.verdict(problem=problem)
         runtime.step_agreement.note_step()
         if (grad_scale := getattr(self, "grad_scale", None)) is not None:

@@ -198,14 +198,16 @@ class StepAgreement:
         self._applied = [f"in the last step {setting}" for setting in self._settings()]
 
     def _settings(self) -> list[str]:
-        return [
+        of_groups = [
             line
             for number, group in enumerate(self.optimizer.param_groups)
             for line in (
                 f"param_groups[{number}] of {len(group['params'])} parameters",
                 *(f"param_groups[{number}]['{name}'] = {value!r}" for name, value in settings_of(group).items()),
             )
-        ] + (self.after_step.settings() if self.after_step else [])
+        ]
+        records = f"record_stats = {self.optimizer.record_stats!r}"  # type: ignore[attr-defined]  # of dmuon.Muon
+        return [*of_groups, records, *(self.after_step.settings() if self.after_step else [])]
 
     def _problem(self) -> str | None:
         try:

@@ -19,7 +19,8 @@ class UpdateStats(NamedTuple):
     parameter with several matrices `spectral_norm` and `residual` are the largest, and `cosine` is the mean.
 
     Attributes:
-        rms: root mean square of the change of the weights, weight decay included. 0 for a skipped step.
+        rms: root mean square of the change of the weights, weight decay included. 0 for a skipped step, whose other
+            figures say nothing.
         spectral_norm: estimate of the largest singular value of O, from below, by 20 steps of power iteration.
         residual: |O O' - I| / sqrt(m) with the Frobenius norm: 0 if O is orthogonal, 1 if it is 0.
         cosine: between the step's gradient and the momentum before the step; 0 in the first step.
@@ -35,9 +36,10 @@ class UpdateStats(NamedTuple):
 def update_stats(model: nn.Module) -> dict[str, UpdateStats]:
     """Returns figures of the last update that was recorded, for each matrix that Muon updates, by its name.
 
-    Collective over the mesh, outside of a forward or backward. A step is recorded if `optimizer.record_stats` is True,
-    on every rank. Owners then compute the figures beside the update, for about a fifth of its products more; weights
-    have the same bits. This call sends four numbers a matrix in one message. It does not wait for the device.
+    Collective over the mesh, outside of a forward or backward. A step is recorded if `optimizer.record_stats` is True;
+    set it alike on every rank, or the step raises. Owners then compute the figures beside the update, for about a fifth
+    of its products more; weights have the same bits. This call sends four numbers a matrix in one message. It does not
+    wait for the device.
 
     Args:
         model: a model with dmuon.Muon.
@@ -53,7 +55,7 @@ def update_stats(model: nn.Module) -> dict[str, UpdateStats]:
     was_recorded = runtime.engine.owned().has_name(_C.UPDATE_STATS)
     runtime.meet(f"update_stats() {'after' if was_recorded else 'without'} a recorded step")
     if not was_recorded:
-        raise ValueError("dmuon.update_stats: model: expected a step with optimizer.record_stats = True, got none")
+        raise ValueError("update_stats: model: expected a step with optimizer.record_stats = True, got none")
     # Each word is 0 on all ranks but one.
     figures = torch.zeros(sum(map(len, runtime.parts)), len(UpdateStats._fields), device=runtime.device)
     for index in range(len(runtime.leaves)):
@@ -85,8 +87,12 @@ def _joined(figures: torch.Tensor, runtime: Runtime, index: int) -> UpdateStats:
     return UpdateStats(squares.sqrt(), largest[0], largest[1], mean(cosine, matrices))
 
 
-def problem_of_recording(runtime: Runtime) -> str | None:
+def problem_of_recording(runtime: Runtime, record_stats: object) -> str | None:
     """Returns the reason why a step cannot be recorded, or None. Alike on all ranks."""
+    if not isinstance(record_stats, bool):
+        return f"Muon: record_stats: expected True or False, got {record_stats!r}"
+    if not record_stats:
+        return None
     expected = "Muon: record_stats: expected False"
     if runtime.ranks.tensor_parallel > 1:
         return f"{expected} under tensor parallelism, where an owner has slices, got True"

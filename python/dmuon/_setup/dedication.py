@@ -186,7 +186,9 @@ def dedicate_params(
     mesh_there, policy_there = mesh_and_policy_of(plain)
     mesh, mp_policy = mesh or mesh_there, mp_policy or policy_there
     ranks = resolve_ranks(mesh, plain, timeout, functools.partial(tensor_mesh_of, plain))
-    step = (node_copy, lookahead, max_units_in_flight, reshard_after_forward, late_updates, replicated)
+    names = ("node_copy", "lookahead", "max_units_in_flight", "reshard_after_forward", "late_updates", "replicated")
+    values = (node_copy, lookahead, max_units_in_flight, reshard_after_forward, late_updates, replicated)
+    step: dict[str, Any] = dict(zip(names, values, strict=True))
     planning = Planning(strategy, plan, costs, layout_slack, max_memory_bytes)
     across_ranks = AcrossRanks(sync_from_rank0, gradient_divide_factor, broadcast_buffers)
     policy = mp_policy or MixedPrecisionPolicy()
@@ -195,13 +197,14 @@ def dedicate_params(
         check_mesh(mesh)
         check_timeout(timeout)
         check_as_for_fully_shard(mp_policy, reshard_after_forward)
-        schedule = step_options(*step)
+        schedule = step_options(**step)
         planning.check(schedule)
         across_ranks.check()
         leaves, table = route(model, select, ranks=ranks)
         chosen = chosen_units(model, units)
         check_sharded(leaves, model, ranks, mesh)
-        facts += _facts_of_ranks(ranks, (policy, planning, across_ranks, step, timeout))
+        step |= {"mp_policy": policy, **vars(planning), **vars(across_ranks), "timeout": timeout}
+        facts += _facts_of_ranks(ranks, step)
         facts += _facts_of(model, leaves, table, chosen)
 
     _warn(ranks, model, mesh, table)
@@ -227,11 +230,12 @@ def _take_out(dedication: Dedication, model: nn.Module) -> None:
     refuse_former_gradients(dedication.leaves)
 
 
-def _facts_of_ranks(ranks: Ranks, options: tuple[Any, ...]) -> list[str]:
+def _facts_of_ranks(ranks: Ranks, options: dict[str, Any]) -> list[str]:
     """Returns what the ranks compare of their mesh and of the options."""
     shape = ranks.num_replicates, ranks.num_shards, ranks.everyone, ranks.host_replicates
     slot = 1 if ranks.tensor_mesh is None else ranks.tensor_mesh.size()
-    return [f"options {(*options, *shape)}", f"tensor parallelism over {slot} ranks"]
+    facts = [f"mesh {shape}", f"tensor parallelism over {slot} ranks"]
+    return [*(f"{name} = {value!r}" for name, value in options.items()), *facts]
 
 
 def _facts_of(

@@ -11,7 +11,7 @@ import os
 import socket
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,8 @@ _groups: dict[tuple[Any, ...], dist.ProcessGroup] = {}
 # By default process group and key of _groups: the number of groups that this process has begun to create.
 _num_begun: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[tuple[Any, ...]]] = weakref.WeakKeyDictionary()
 # Holds the groups too: no other group gets their ids while they live.
-_engine_groups: dict[tuple[int, ...], tuple[_C.SharedMesh, tuple[Any, ...]]] = {}
+_engine_groups: dict[tuple[int, ...], tuple[_C.SharedMesh, tuple[Any, ...], Ranks]] = {}
+_over: list[tuple[_C.SharedMesh, tuple[Any, ...], Ranks]] = []  # of failed trainings; their waits end with the process
 
 
 def row_group(ranks: Ranks) -> dist.ProcessGroup | None:
@@ -117,16 +118,35 @@ def engine_groups(ranks: Ranks) -> _C.SharedMesh:
             if ranks.tensor_parallel > 1
             else None,
         )
-        _engine_groups[key] = (made, groups)
+        _engine_groups[key] = made, groups, ranks
     return _engine_groups[key][0]
+
+
+def are_over(members: Sequence[int]) -> bool:
+    """Returns True if a training on a mesh of these ranks has failed here, after which its groups are of no use."""
+    return any(mesh.is_over() for mesh, _, ranks in _engine_groups.values() if _is_of(ranks, members))
+
+
+def forget(members: Sequence[int]) -> None:
+    """Forgets the groups of meshes of these ranks, so that the next model makes new ones. All ranks must call it."""
+    for key in [key for key, (_, _, ranks) in _engine_groups.items() if _is_of(ranks, members)]:
+        _over.append(_engine_groups.pop(key))
+        everyone = _over[-1][2].everyone
+        for name in [name for name in _groups if name[3] == everyone]:
+            del _groups[name]
+
+
+def _is_of(ranks: Ranks, members: Sequence[int]) -> bool:
+    return sorted(members) == sorted(rank for row in ranks.mesh_rows for rank in row)
 
 
 @atexit.register
 def _leave() -> None:
     """Ends the waits of lanes at exit, so that a failed rank does not stay silent until its peers' timeouts."""
-    for groups, _ in _engine_groups.values():
-        groups.leave(grace_ms=3000)
+    for mesh, *_ in [*_engine_groups.values(), *_over]:
+        mesh.leave(grace_ms=3000)
     _engine_groups.clear()
+    _over.clear()
 
 
 def _keep_groups() -> None:

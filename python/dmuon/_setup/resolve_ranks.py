@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from dmuon._setup.groups import are_over, forget
 from dmuon._setup.ranks import Ranks, backends, rows_of
 from dmuon._setup.shown import listed
 
@@ -70,13 +71,17 @@ def resolve_ranks(
     tensor_mesh = find_tensor_mesh(everyone, here)
     slots: tuple[tuple[int, ...], ...] = ()
     with _watched(tuple(everyone)):
-        numbers = _local_world_size(), _milliseconds(timeout), 1 if tensor_mesh is None else tensor_mesh.size()
-        local_sizes, timeouts, tensor_sizes = _extremes(groups, device_type, numbers)
+        tensor_size = 1 if tensor_mesh is None else tensor_mesh.size()
+        numbers = _local_world_size(), _milliseconds(timeout), tensor_size, are_over(everyone)
+        local_sizes, timeouts, tensor_sizes, (_, any_over) = _extremes(groups, device_type, numbers)
         if len(rows) == 1 and local_sizes[0] == local_sizes[1]:
             rows = _hosts(rows[0], local_sizes[0])
         if tensor_mesh is not None and 1 < tensor_sizes[0] == tensor_sizes[1]:
             with _watched(tuple(sorted(tensor_mesh.mesh.flatten().tolist()))):
                 slots = _slots(tensor_mesh, everyone, device_type)
+                ((_, any_over),) = _extremes([tensor_mesh.get_group()], device_type, [any_over])
+    if any_over:
+        forget(everyone)
     agreed = datetime.timedelta(milliseconds=timeouts[0]) if 0 < timeouts[0] == timeouts[1] else None
     return Ranks(rows, everyone.index(here), device_type, agreed, mesh_rows, groups, tensor_mesh, slots)
 

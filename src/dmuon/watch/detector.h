@@ -86,6 +86,7 @@ class Detector {
   /// not happen. What the rank comes to afterwards does not count.
   void end_after(std::int64_t operation, std::int64_t update, const std::string& why);
 
+  bool is_over() const { return !own_.over.empty(); }
   Report report(std::int64_t now_ms) const;
   std::int64_t num_operations() const;
   /// Returns the hash of all operations that the rank has come to.

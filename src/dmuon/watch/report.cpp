@@ -209,11 +209,14 @@ std::string in_vain(const std::vector<Report>& reports) {
                          passes_of(reports, found->first, found->second));
   }
   const std::vector<bool> stuck = stuck_ranks(reports);
-  for (std::size_t rank = 0; rank < reports.size(); ++rank) {
-    if (!stuck[rank] || !reports[rank].over.empty()) continue;
-    for (std::size_t other = 0; other < reports.size(); ++other) {
-      if (stuck[other] && misses(reports[rank], reports[other]))
-        return line_of(reports[rank], rank) + "; " + line_of(reports[other], other);
+  // A rank whose update has failed is over, and may wait still. It is named if no other one waits.
+  for (const bool over : {false, true}) {
+    for (std::size_t rank = 0; rank < reports.size(); ++rank) {
+      if (!stuck[rank] || reports[rank].over.empty() == over) continue;
+      for (std::size_t other = 0; other < reports.size(); ++other) {
+        if (stuck[other] && misses(reports[rank], reports[other]))
+          return line_of(reports[rank], rank) + "; " + line_of(reports[other], other);
+      }
     }
   }
   return {};

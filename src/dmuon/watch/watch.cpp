@@ -134,6 +134,11 @@ bool Watch::over(const std::string& why) {
   return end([&](Detector* of) { of->end(why); });
 }
 
+bool Watch::is_over() {
+  const Lock lock = service_.lock();
+  return detector_.is_over();
+}
+
 bool Watch::over_after(std::int64_t operation, std::int64_t update, const std::string& why) {
   return end([&](Detector* of) { of->end_after(operation, update, why); });
 }
