@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import inspect
 import logging
 import os
 from typing import Any
@@ -131,8 +132,7 @@ def dedicate_params(
             only their owners need memory for whole matrices.
         mesh: as for `fully_shard`: 1-D (shard) or 2-D (replicate, shard). None means the mesh of an earlier
             `fully_shard`, else all ranks, or one device if no process group exists.
-        mp_policy: the same policy as for `fully_shard`. None means the policy of an earlier `fully_shard`. Without
-            `fully_shard` a `param_dtype` needs forwards under `torch.autocast`, which casts activations.
+        mp_policy: as for `fully_shard`; None means the earlier one's. Without it `param_dtype` needs `torch.autocast`.
         reshard_after_forward: True to free a unit's matrices between its forward and backward. None means True.
         replicated: True to keep all matrices whole on every rank between steps, as `DistributedDataParallel` does, for
             models that fit on each device. `step()` sends each new weight once, behind the rest of the step and the
@@ -186,9 +186,7 @@ def dedicate_params(
     mesh_there, policy_there = mesh_and_policy_of(plain)
     mesh, mp_policy = mesh or mesh_there, mp_policy or policy_there
     ranks = resolve_ranks(mesh, plain, timeout, functools.partial(tensor_mesh_of, plain))
-    names = ("node_copy", "lookahead", "max_units_in_flight", "reshard_after_forward", "late_updates", "replicated")
-    values = (node_copy, lookahead, max_units_in_flight, reshard_after_forward, late_updates, replicated)
-    step: dict[str, Any] = dict(zip(names, values, strict=True))
+    step = (node_copy, lookahead, max_units_in_flight, reshard_after_forward, late_updates, replicated)
     planning = Planning(strategy, plan, costs, layout_slack, max_memory_bytes)
     across_ranks = AcrossRanks(sync_from_rank0, gradient_divide_factor, broadcast_buffers)
     policy = mp_policy or MixedPrecisionPolicy()
@@ -197,14 +195,13 @@ def dedicate_params(
         check_mesh(mesh)
         check_timeout(timeout)
         check_as_for_fully_shard(mp_policy, reshard_after_forward)
-        schedule = step_options(**step)
+        schedule = step_options(*step)
         planning.check(schedule)
         across_ranks.check()
         leaves, table = route(model, select, ranks=ranks)
         chosen = chosen_units(model, units)
         check_sharded(leaves, model, ranks, mesh)
-        step |= {"mp_policy": policy, **vars(planning), **vars(across_ranks), "timeout": timeout}
-        facts += _facts_of_ranks(ranks, step)
+        facts += _facts_of_ranks(ranks, step, policy, {**vars(planning), **vars(across_ranks), "timeout": timeout})
         facts += _facts_of(model, leaves, table, chosen)
 
     _warn(ranks, model, mesh, table)
@@ -230,12 +227,13 @@ def _take_out(dedication: Dedication, model: nn.Module) -> None:
     refuse_former_gradients(dedication.leaves)
 
 
-def _facts_of_ranks(ranks: Ranks, options: dict[str, Any]) -> list[str]:
-    """Returns what the ranks compare of their mesh and of the options."""
+def _facts_of_ranks(ranks: Ranks, step: tuple[Any, ...], policy: object, options: dict[str, Any]) -> list[str]:
+    """Returns what the ranks compare of their mesh, of the arguments of `step_options`, and of other options."""
     shape = ranks.num_replicates, ranks.num_shards, ranks.everyone, ranks.host_replicates
     slot = 1 if ranks.tensor_mesh is None else ranks.tensor_mesh.size()
-    facts = [f"mesh {shape}", f"tensor parallelism over {slot} ranks"]
-    return [*(f"{name} = {value!r}" for name, value in options.items()), *facts]
+    of_step = zip(inspect.signature(step_options).parameters, step, strict=True)
+    given = [f"{name}={value!r}" for name, value in [*of_step, *options.items()]]
+    return [*given, f"mp_policy={policy}", f"mesh {shape}", f"tensor parallelism over {slot} ranks"]
 
 
 def _facts_of(
