@@ -38,7 +38,7 @@ PYTHON = (
         "            with torch.enable_grad():\n"
         "                loss = closure()\n"
         "        runtime = self._runtime\n"
-        "        problem = problem_of_recording(runtime) if self.record_stats else None\n"
+        "        problem = problem_of_recording(runtime, self.record_stats)\n"
         "        verdict = runtime.step_agreement.verdict(problem=problem)\n",
         "        verdict = self._runtime.step_agreement.verdict()\n"
         "        if closure is not None:\n"
