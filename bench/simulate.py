@@ -5,8 +5,8 @@
 
 Rates are measured first, on all ranks at once, because they share the machine in training too. These are the rates of
 the bare model's forward and backward, of fused AdamW on a shard, of gathers and sums of a block's size along rows and
-columns, and of a small sum along columns whose links are full. The plan has measured updates. Then AdamW and dmuon
-train in turns.
+columns, and of a small sum along columns behind a block's gradients. The plan has measured updates. Then AdamW and
+dmuon train in turns.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from bench.train_step import Setting, arguments, conclude, measure, prepare, sum
 from dmuon import _plan
 
 _REPEATS = 7
-_FULL_S = 3.0  # links are full for as long while small sums are timed
+_SHORT_REPEATS = 41  # of what takes a few milliseconds, as ranks take turns on their processors
+_BEGUN_S = 0.005  # after which a message is on its way
 WORK = ("intra", "inter", "update")  # lanes
 _CONTENDERS = {"adamw": "AdamW", "dmuon": "dmuon"}
 
 
-def seconds(setting: Setting, work: Callable[[], object]) -> float:
+def seconds(setting: Setting, work: Callable[[], object], repeats: int = _REPEATS) -> float:
     """The median time of work that all ranks do at once, mean over ranks."""
     times = []
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         setting.cluster.barrier()
         begin = time.perf_counter()
         work()
@@ -90,19 +91,19 @@ def adamw_bytes_per_second(setting: Setting, elements: int) -> float:
     weight = torch.nn.Parameter(torch.zeros(elements))
     weight.grad = torch.zeros(elements)
     optimizer = torch.optim.AdamW([weight], fused=True)
-    return 28 * elements / seconds(setting, lambda: optimizer.step())
+    return 28 * elements / seconds(setting, lambda: optimizer.step(), _SHORT_REPEATS)
 
 
 def gather_seconds(setting: Setting, group: dist.ProcessGroup, elements: int) -> float:
     part = torch.zeros(elements // group.size(), dtype=torch.bfloat16)
     wholes = [torch.zeros_like(part) for _ in range(group.size())]
-    return seconds(setting, lambda: dist.all_gather(wholes, part, group=group))
+    return seconds(setting, lambda: dist.all_gather(wholes, part, group=group), _SHORT_REPEATS)
 
 
 def scatter_seconds(setting: Setting, group: dist.ProcessGroup, elements: int) -> float:
     part = torch.zeros(elements // group.size())
     parts = [torch.zeros_like(part) for _ in range(group.size())]
-    return seconds(setting, lambda: dist.reduce_scatter(part, parts, group=group))
+    return seconds(setting, lambda: dist.reduce_scatter(part, parts, group=group), _SHORT_REPEATS)
 
 
 def sum_seconds(setting: Setting, group: dist.ProcessGroup, elements: int) -> float:
@@ -110,28 +111,33 @@ def sum_seconds(setting: Setting, group: dist.ProcessGroup, elements: int) -> fl
     return seconds(setting, lambda: dist.all_reduce(values, group=group))
 
 
-def host_sum_seconds(setting: Setting, bytes_per_s: float) -> float:
-    """A sum of a few bytes along a column, while its members send each other as much as the links take, both ways."""
-    mesh = setting.cluster.mesh
+def host_sum_seconds(setting: Setting) -> float:
+    """A sum of a few bytes along a column, whose members have begun to send each other a block's gradients.
+
+    The kernel queues most of a message as it begins, and less when it has found the link's rate.
+    """
+    mesh, width = setting.cluster.mesh, setting.config.width
     assert mesh is not None
-    column, ranks_a_node = mesh.get_group(0), mesh.size(1)
+    column = mesh.get_group(0)
     bulk = init_device_mesh("cpu", tuple(mesh.shape)).get_group(0)  # with connections of its own
-    size = int(_FULL_S * bytes_per_s / ranks_a_node / (column.size() - 1))
     peers = [dist.get_global_rank(column, peer) for peer in range(column.size()) if peer != column.rank()]
-    few, sent = torch.zeros(setting.config.width), torch.zeros(size, dtype=torch.uint8)
-    times = []
-    setting.cluster.barrier()
-    received = [dist.irecv(torch.zeros_like(sent), peer, group=bulk) for peer in peers]
-    sends = [dist.isend(sent, peer, group=bulk) for peer in peers]
-    for _ in range(_REPEATS):
-        time.sleep(_FULL_S / 4 / _REPEATS)  # until links are full, and between sums
+    few, sent = torch.zeros(width), torch.zeros(12 * width**2 // mesh.size())
+
+    def route_and_sum() -> float:
+        setting.cluster.barrier()
+        work = [dist.irecv(torch.zeros_like(sent), peer, group=bulk) for peer in peers]
+        work += [dist.isend(sent, peer, group=bulk) for peer in peers]
+        time.sleep(_BEGUN_S)
         begin = time.perf_counter()
         dist.all_reduce(few, group=column)
-        times.append(time.perf_counter() - begin)
-    for work in (*received, *sends):
-        assert work is not None
-        work.wait()
-    return statistics.fmean(setting.cluster.gather(statistics.median(times)))
+        elapsed = time.perf_counter() - begin
+        for one in work:
+            assert one is not None
+            one.wait()
+        return elapsed
+
+    times = [route_and_sum() for _ in range(_REPEATS)]
+    return statistics.fmean(setting.cluster.gather(statistics.median(times[1:])))
 
 
 def absorbed_percent(step_s: float, alone_s: float, work_s: float) -> float:
@@ -150,19 +156,19 @@ def measured_rates(setting: Setting, model: _plan.Model, batch: int) -> tuple[di
     num_tokens = batch * config.sequence
     device.training_tflops = training_flops(config, model, num_tokens) / compute_seconds(setting, batch) / 1e12
     block = 12 * config.width**2
+    blocks = block * config.num_layers
     row = mesh.get_group(mesh.ndim - 1)
-    elements = block * config.num_layers // row.size()
-    device.elementwise_gb_per_s = adamw_bytes_per_second(setting, elements) / 1e9
-    small, whole = (gather_seconds(setting, row, count) for count in (row.size(), block))
+    device.elementwise_gb_per_s = adamw_bytes_per_second(setting, blocks // row.size()) / 1e9
+    small, whole = (gather_seconds(setting, row, count) for count in (row.size(), blocks))
     device.launch_us = 1e6 * small / 2 / (row.size() - 1).bit_length()
-    received = 2 * block * (row.size() - 1) / row.size()
-    gather = max(whole - small, 1e-6)
+    received = 2 * blocks * (row.size() - 1) / row.size()
+    gather = whole - small
     device.link_gb_per_s = received / gather / 1e9
     sharded = _plan.device("cpu")
     for name in ("training_tflops", "elementwise_gb_per_s", "launch_us"):
         setattr(sharded, name, getattr(device, name))
     # A step gathers 2 bytes of an element twice, and scatters 4.
-    scatter = max(scatter_seconds(setting, row, block) - small, 1e-6)
+    scatter = scatter_seconds(setting, row, blocks) - small
     sharded.link_gb_per_s = 4 * received / (2 * gather + scatter) / 1e9
     devices = {"adamw": sharded, "dmuon": device}
     if mesh.ndim == 1:
@@ -187,12 +193,14 @@ def compare(setting: Setting, options: Any) -> dict[str, Any]:
     contenders = {name: setting.contender(name) for name in _CONTENDERS}
     plan = dmuon.plan(contenders["dmuon"].model).native
     num_tokens = options.batch * setting.config.sequence
-    sum_s = host_sum_seconds(setting, 1e9 * network.gb_per_s) if plan.mesh.num_replicates > 1 else 0.0
+    sum_s = host_sum_seconds(setting) if plan.mesh.num_replicates > 1 else 0.0
     steps = {
         name: _plan.predict(plan, model, devices[name], network, num_tokens, label, 1e3 * sum_s)
         for name, label in _CONTENDERS.items()
     }
     summary = summarise(measure(contenders, options, setting.cluster), 1 + options.steps)
+    with dmuon.profile(contenders["dmuon"].model) as profile:
+        contenders["dmuon"].train(1 + options.rounds * options.steps)
     rows = {
         f"{label}, step": row_of(steps[name].step_ms, summary[name]["step_ms"], "ms")
         for name, label in _CONTENDERS.items()
@@ -200,7 +208,7 @@ def compare(setting: Setting, options: Any) -> dict[str, Any]:
     stats: dict[str, float] = summary["dmuon"]["mean_stats"]
     predicted, busy_ms = steps["dmuon"], steps["dmuon"].busy_ms
     rows["dmuon, update"] = row_of(busy_ms["update"], 1e3 * stats["busy_update_s"], "ms")
-    rows["dmuon, hidden"] = row_of(100 * predicted.hidden, 100 * summary["dmuon"]["hidden_share"], "%")
+    rows["dmuon, hidden"] = row_of(100 * predicted.hidden, 100 * profile.hidden(), "%")
     compute_s = training_flops(setting.config, model, num_tokens) / devices["dmuon"].training_tflops / 1e12
     alone_s = compute_s + predicted.adamw_ms / 1e3
     rows["dmuon, absorbed"] = row_of(

@@ -51,7 +51,7 @@ TEST(Directions, WithoutLookaheadMessagesAreNotHidden) {
   without.device.link_gb_per_s = 200;
   const Prediction demand = predict(without, Contender::kDmuon);
   EXPECT_GT(demand.step_ms, ahead.step_ms);
-  EXPECT_LT(demand.hidden(), ahead.hidden());
+  EXPECT_LT(demand.hidden, ahead.hidden);
 }
 
 TEST(Directions, ANodeMoreHasLessToUpdate) {

@@ -45,7 +45,7 @@ OneRank one_rank() {
 
 TEST(Measure, AWaitCountsForTheLaneThatIsNearestToCompute) {
   const OneRank rank = one_rank();
-  const RankStep step = measure(rank.program, rank.timeline, 1);
+  const RankStep step = measure(rank.program, rank.timeline, 1, {});
   EXPECT_EQ(step.elapsed_us[Phase::kForward], 9);
   const PerCause<double>& waits = step.waits_us[Phase::kForward];
   EXPECT_EQ(waits[Cause::kIntra], 2);   // 14 to 16
@@ -55,11 +55,39 @@ TEST(Measure, AWaitCountsForTheLaneThatIsNearestToCompute) {
 }
 
 TEST(Measure, AnUpdateBesideModulesSharesTheirDevice) {
-  const RankStep step = measure(one_rank().program, one_rank().timeline, 1);
+  const RankStep step = measure(one_rank().program, one_rank().timeline, 1, {});
   EXPECT_EQ(step.beside_us[Phase::kForward][Lane::kUpdate], 0);
   EXPECT_EQ(step.beside_us[Phase::kBackward][Lane::kUpdate], 2);
   EXPECT_EQ(step.busy_us[Phase::kBackward][Lane::kUpdate], 2);
   EXPECT_EQ(step.busy_us[Phase::kForward][Lane::kCompute], 3);
+}
+
+// Messages travel from 12 to 16, and compute waits for weights all the time.
+TEST(Measure, CountsMessagesThatComputeWaitsFor) {
+  const OneRank rank = one_rank();
+  const RankStep step = measure(rank.program, rank.timeline, 1, {});
+  EXPECT_EQ(step.messages_us, 4);
+  EXPECT_EQ(step.awaited_us, 4);
+  EXPECT_EQ(step.waits_us[Phase::kForward][Cause::kOutside], 0);
+}
+
+TEST(Measure, MessagesOfFsdp2AreNotTheEngines) {
+  const OneRank rank = one_rank();
+  const RankStep step = measure(rank.program, rank.timeline, 1, {.unit = core::UnitIndex(0)});
+  EXPECT_EQ(step.messages_us, 0);
+  EXPECT_EQ(step.awaited_us, 0);
+  EXPECT_EQ(step.waits_us[Phase::kForward][Cause::kOutside], 6);
+  EXPECT_EQ(step.waits_us[Phase::kForward][Cause::kIntra], 0);
+}
+
+TEST(Measure, AHostThatWaitsInAModuleWaitsForFsdp2) {
+  const OneRank rank = one_rank();
+  const auto blocked_us = [](const simulate::Issue& issue) {
+    return issue.is(Compute::kBackward) ? 2.0 : 0.0;
+  };
+  const RankStep step = measure(rank.program, rank.timeline, 1, {.blocked_us = blocked_us});
+  EXPECT_EQ(step.waits_us[Phase::kBackward][Cause::kOutside], 2);
+  EXPECT_EQ(step.busy_us[Phase::kBackward][Lane::kCompute], 4);
 }
 
 TEST(SpansOf, CountFromTheBeginOfTheStep) {

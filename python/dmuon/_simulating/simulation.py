@@ -18,6 +18,7 @@ MOST_TOKENS = 1 << 20
 MOST_DEVICES = 2048  # whose messages take some ten seconds to simulate
 CONTENDERS = ("AdamW", "dmuon", "Muon-AG")
 _CAUSES = {
+    "outside": "parameters outside of Muon",
     "intra": "messages inside the node",
     "inter": "messages between nodes",
     "update": "updates",

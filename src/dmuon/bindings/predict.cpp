@@ -90,7 +90,7 @@ void init_predict(py::module_& module) {
       .def_readonly("host_ms", &Prediction::host_ms)
       .def_property_readonly("begins_ms", [](const Prediction& p) { return by_name(p.begins_ms); })
       .def_readonly("spans", &Prediction::spans)
-      .def_property_readonly("hidden", &Prediction::hidden);
+      .def_readonly("hidden", &Prediction::hidden);
   init_rates(module);
   module.def(
       "predict",

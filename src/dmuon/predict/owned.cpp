@@ -1,6 +1,8 @@
 #include "dmuon/predict/owned.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <utility>
 
 #include "dmuon/plan/packed_units.h"
@@ -90,6 +92,29 @@ simulate::Job owned_job(const Setting& setting, int num_steps) {
   return job;
 }
 
+simulate::Programs owned_programs(const Setting& setting, const simulate::Job& job) {
+  simulate::Programs programs = simulate::unroll(job);
+  if (!setting.plan.options.on_cpu || setting.training.outside_elements == 0) return programs;
+  const bool has_nodes = setting.plan.mesh.num_replicates > 1;
+  const Kind last = has_nodes ? Kind::kRouteInter : Kind::kRouteIntra;
+  const schedule::Operation wait{
+      .kind = has_nodes ? Kind::kFinishRouteInter : Kind::kFinishRouteIntra,
+      .subject = kOutside,
+      .after = {{last, kOutside}}};
+  for (simulate::Program& program : programs) {
+    std::vector<simulate::Issue> issues;
+    for (simulate::Issue& issue : program.issues) {
+      const bool routes = issue.is(last) && issue.unit() == kOutside;
+      issues.push_back(std::move(issue));
+      if (!routes) continue;
+      issues.push_back(
+          {.operation = wait, .event = issues.back().event, .step = issues.back().step});
+    }
+    program.issues = std::move(issues);
+  }
+  return programs;
+}
+
 std::vector<simulate::Issue> owned_step(const Setting& setting, Owner rank) {
   constexpr int kSteps = 3;
   const simulate::Programs programs = simulate::unroll(owned_job(setting, kSteps));
@@ -110,6 +135,10 @@ OwnedDurations::OwnedDurations(const Setting& setting, const simulate::Job& job)
     weights_.push_back(shares_of(unit, unit.weight_size));
     gradients_.push_back(shares_of(unit, unit.gradient_size));
   }
+  if (setting.plan.options.on_cpu) {
+    fill_directions(&schedule::UnitLayout::weight_size, &weights_);
+    fill_directions(&schedule::UnitLayout::gradient_size, &gradients_);
+  }
   const plan::Plan& plan = setting.plan;
   for (const auto& batches : batches_by_owner(plan)) {
     std::vector<double>& us = updates_us_.emplace_back();
@@ -129,38 +158,66 @@ OwnedDurations::Shares OwnedDurations::shares_of(const schedule::UnitLayout& uni
   const double size = static_cast<double>(element_size) / layout_.tensor_parallel;
   Shares shares;
   std::vector<double> row;
-  std::vector<std::vector<double>> columns;
-  std::vector<double> of_column;
   for (const core::Shard shard : layout_.shards()) {
     row.push_back(static_cast<double>(layout_.column_elements(unit, shard) - unit.kept_elements) *
                   size);
-    std::vector<double>& column = columns.emplace_back();
-    double all = 0;
-    for (const core::Replicate replicate : layout_.replicates()) {
-      column.push_back(static_cast<double>(unit.owner_elements[layout_.slot_at(replicate, shard)]) *
-                       size);
-      all += column.back();
-    }
-    of_column.push_back(all * layout_.tensor_parallel);
   }
-  double of_row = 0;
-  for (const double part : row) of_row += part * layout_.tensor_parallel;
+  const double of_row = std::accumulate(row.begin(), row.end(), 0.0) * layout_.tensor_parallel;
   if (of_row > 0) shares.row = rates_.intra_us(row) / of_row;
-  // The ranks of a slot share the node's adapter, if there is but one.
-  if (!setting_.network.per_device) {
-    for (std::vector<double>& column : columns)
-      for (double& part : column) part *= layout_.tensor_parallel;
-  }
+  const Columns columns = columns_of(unit, element_size);
   shares.columns = rates_.inter_us(columns);
-  for (std::size_t i = 0; i < columns.size(); ++i)
-    shares.columns[i] = of_column[i] > 0 ? shares.columns[i] / of_column[i] : 0;
+  for (std::size_t i = 0; i < columns.size(); ++i) {
+    const double bytes = std::accumulate(columns[i].begin(), columns[i].end(), 0.0) * senders();
+    shares.columns[i] = bytes > 0 ? shares.columns[i] / bytes : 0;
+  }
   return shares;
+}
+
+// The ranks of a slot share the node's adapter, if there is but one.
+int OwnedDurations::senders() const {
+  return setting_.network.per_device ? layout_.tensor_parallel : 1;
+}
+
+OwnedDurations::Columns OwnedDurations::columns_of(const schedule::UnitLayout& unit,
+                                                   int element_size) const {
+  Columns columns;
+  for (const core::Shard shard : layout_.shards()) {
+    std::vector<double>& column = columns.emplace_back();
+    for (const core::Replicate replicate : layout_.replicates()) {
+      const core::Slot slot = layout_.slot_at(replicate, shard);
+      column.push_back(static_cast<double>(unit.owner_elements[slot]) * element_size / senders());
+    }
+  }
+  return columns;
+}
+
+// A lane of gloo begins a unit's messages while those of the last one travel (wire/lane.h). So a
+// direction that one unit leaves idle has the next one's, and all units together take as long as
+// the busiest direction takes for all their bytes.
+void OwnedDurations::fill_directions(int schedule::UnitLayout::*element_size,
+                                     core::Vector<UnitIndex, Shares>* shares) const {
+  const auto num_columns = static_cast<std::size_t>(layout_.num_shards);
+  Columns together(num_columns,
+                   std::vector<double>(static_cast<std::size_t>(layout_.num_replicates)));
+  std::vector<double> apart_us(num_columns);
+  for (const schedule::UnitLayout& unit : layout_.units) {
+    const Columns columns = columns_of(unit, unit.*element_size);
+    const std::vector<double> us = rates_.inter_us(columns);
+    for (std::size_t i = 0; i < num_columns; ++i) {
+      apart_us[i] += us[i];
+      std::ranges::transform(together[i], columns[i], together[i].begin(), std::plus<>());
+    }
+  }
+  const std::vector<double> us = rates_.inter_us(together);
+  for (Shares& of : *shares) {
+    for (std::size_t i = 0; i < num_columns; ++i)
+      if (apart_us[i] > 0) of.columns[i] *= us[i] / apart_us[i];
+  }
 }
 
 double OwnedDurations::host_sum_us(const simulate::Issue& issue) const {
   if (!issue.is(simulate::Compute::kBackward) || issue.unit() == kOutside) return 0;
-  const bool is_first = issue.unit().value() == layout_.units.size() - 1;
-  return is_first ? 0 : host_sum_us_;
+  return host_sum_us_;
 }
 
 double OwnedDurations::work_us(Owner rank, const simulate::Issue& issue) {

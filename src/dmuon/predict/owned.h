@@ -26,7 +26,11 @@ inline int times_sent(const simulate::Issue& issue) {
 /// outside of Muon kOutside is empty.
 simulate::Job owned_job(const Setting& setting, int num_steps);
 
-/// Returns what a rank issues in a step after the first, in order.
+/// Unrolls such a job. On CPUs the host then also waits for the gradients of kOutside before its
+/// backward ends, because FSDP2's calls of gloo return when their messages have come.
+simulate::Programs owned_programs(const Setting& setting, const simulate::Job& job);
+
+/// Returns what a rank issues in a step after the first, in order, without that wait.
 std::vector<simulate::Issue> owned_step(const Setting& setting, core::Owner rank);
 
 /// The durations of these steps, operation by operation.
@@ -39,8 +43,7 @@ class OwnedDurations : public simulate::Durations {
   double message_us(core::Owner rank, const simulate::Issue& issue,
                     const schedule::Message& message) override;
   /// The end of an issue in which the host waits for a sum (Setting::host_sum_ms). The backward of
-  /// a unit has one. The first backward has none, because no gradients are on their way yet.
-  /// kOutside has none, because its sum is a route.
+  /// a unit has one. kOutside has none, because its sum is a route.
   double host_sum_us(const simulate::Issue& issue) const;
   // NCCL's collectives begin when all members have come.
   bool rendezvous() const override { return !setting_.plan.options.on_cpu; }
@@ -50,7 +53,12 @@ class OwnedDurations : public simulate::Durations {
     double row = 0;               // microseconds a byte of an element's size
     std::vector<double> columns;  // [columns] likewise
   };
+  using Columns = std::vector<std::vector<double>>;  // [columns][replicates] bytes
   Shares shares_of(const schedule::UnitLayout& unit, int element_size) const;
+  int senders() const;  // that a slot has, each with an equal part of an owner's bytes
+  Columns columns_of(const schedule::UnitLayout& unit, int element_size) const;
+  void fill_directions(int schedule::UnitLayout::*element_size,
+                       core::Vector<core::UnitIndex, Shares>* shares) const;
 
   const Setting& setting_;
   const schedule::Layout& layout_;

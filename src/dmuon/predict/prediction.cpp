@@ -84,28 +84,32 @@ Span named(const simulate::SimulatedSpan& span, const simulate::Issue& issue) {
 struct HeldUp {
   HeldUp(const RankStep& step, bool on_cpu) {
     for (const Phase phase : kPhases) {
-      double us = step.beside_us[phase][Lane::kUpdate];
-      if (phase == Phase::kForward) us = std::max(0.0, us - step.slack_us[phase]);
-      update_us += us;
-      all_us += us + (on_cpu ? step.beside_us[phase][Lane::kIntra] : 0);
+      const double of_update = step.beside_us[phase][Lane::kUpdate];
+      const double us = of_update + (on_cpu ? step.beside_us[phase][Lane::kIntra] : 0);
+      const double spared = phase == Phase::kForward ? std::min(us, step.slack_us[phase]) : 0;
+      update_us += std::max(0.0, of_update - spared);
+      all_us += us - spared;
+      spared_us += spared;
     }
   }
 
   double all_us = 0;
   double update_us = 0;
+  double spared_us = 0;  // of the waits
 };
 
 // Means over ranks; what is held up counts on the rank where that is most.
 Prediction sum_up(const simulate::Programs& programs, const simulate::Execution& execution,
-                  bool on_cpu,
-                  const std::function<double(const simulate::Issue&)>& blocked_us = nullptr) {
+                  const Beside& beside) {
   core::invariant(execution.violations.empty(), "predict: ", core::joined(execution.violations));
   Prediction result;
   const double share = kMs / programs.size();
   double update_held_up_ms = 0;
+  double messages_us = 0;
+  double awaited_us = 0;
   core::PerOwner<RankStep> steps;
   for (const Owner rank : programs.indices())
-    steps.push_back(measure(programs[rank], execution.timeline[rank], kMeasured, blocked_us));
+    steps.push_back(measure(programs[rank], execution.timeline[rank], kMeasured, beside));
   for (const RankStep& step : steps) {
     double update_us = 0;
     result.optimizer_ms -= share * step.routes_in_step_us;
@@ -117,11 +121,14 @@ Prediction sum_up(const simulate::Programs& programs, const simulate::Execution&
       for (const Lane lane : core::EachOf<Lane, schedule::kNumLanes>{})
         result.busy_ms[lane] += share * step.busy_us[phase][lane];
     }
-    const HeldUp held_up(step, on_cpu);
+    const HeldUp held_up(step, beside.on_cpu);
+    messages_us += step.messages_us;
+    awaited_us += std::max(0.0, step.awaited_us - held_up.spared_us);
     result.beside_ms = std::max(result.beside_ms, kMs * held_up.all_us);
     update_held_up_ms = std::max(update_held_up_ms, kMs * held_up.update_us);
     result.update_ms = std::max(result.update_ms, kMs * update_us);
   }
+  if (messages_us > 0) result.hidden = 1 - awaited_us / messages_us;
   result.optimizer_ms += result.phases_ms[Phase::kStep] + update_held_up_ms;
   for (const Phase phase : {Phase::kForward, Phase::kBackward})
     result.optimizer_ms += result.waits_ms[phase][Cause::kUpdate];
@@ -193,9 +200,11 @@ Prediction predict_owned(const Setting& setting) {
   const plan::Plan& plan = setting.plan;
   const simulate::Job job = owned_job(setting, kNumSteps);
   OwnedDurations durations(setting, job);
-  const simulate::Programs programs = simulate::unroll(job);
-  Prediction result = sum_up(programs, simulate::execute(programs, durations), plan.options.on_cpu,
-                             [&](const auto& issue) { return durations.host_sum_us(issue); });
+  const simulate::Programs programs = owned_programs(setting, job);
+  const Beside beside{.on_cpu = plan.options.on_cpu,
+                      .blocked_us = [&](const auto& of) { return durations.host_sum_us(of); },
+                      .unit = kOutside};
+  Prediction result = sum_up(programs, simulate::execute(programs, durations), beside);
   count_bytes(programs, &result);
   const auto outside = static_cast<double>(setting.training.outside_elements);
   const double shard = outside / (plan.mesh.num_shards * plan.mesh.tensor_parallel);
@@ -210,7 +219,8 @@ Prediction predict_sharded(const Setting& setting, Sharded optimizer) {
   const layout::Mesh& mesh = plan.mesh;
   const simulate::Programs programs = sharded_programs(setting, optimizer, kNumSteps);
   ShardedDurations durations(setting);
-  Prediction result = sum_up(programs, simulate::execute(programs, durations), plan.options.on_cpu);
+  Prediction result =
+      sum_up(programs, simulate::execute(programs, durations), {.on_cpu = plan.options.on_cpu});
 
   const double matrices = num_elements(plan.inventory);
   const auto outside = static_cast<double>(setting.training.outside_elements);
@@ -250,14 +260,6 @@ void append_rest(Prediction* result, bool on_cpu) {
 const char* name_of(Contender contender) {
   constexpr std::array kNames{"AdamW", "dmuon", "Muon-AG"};
   return kNames.at(static_cast<std::size_t>(contender));
-}
-
-double Prediction::hidden() const {
-  const double busy = busy_ms[Lane::kIntra] + busy_ms[Lane::kInter];
-  double waits = 0;
-  for (const Phase phase : kPhases)
-    waits += waits_ms[phase][Cause::kIntra] + waits_ms[phase][Cause::kInter];
-  return busy > 0 ? std::max(0.0, 1 - waits / busy) : 1;
 }
 
 Prediction predict(const Setting& setting, Contender contender) {

@@ -56,8 +56,9 @@ struct Prediction {
   PerPhase<double> begins_ms{};  ///< of the first rank's phases
   std::vector<Span> spans;       ///< of the first rank, as they end
 
-  /// The share of messages' time in which compute does not wait for them; 1 without messages.
-  double hidden() const;
+  /// The share of the time that a lane has messages in which compute does not wait, as a profile
+  /// counts it: without FSDP2's messages and waits for these. 1 without messages.
+  double hidden = 1;
 };
 
 /// @throws InvalidArgument as validate() says.

@@ -1,6 +1,7 @@
 #include "dmuon/predict/timeline.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace dmuon::predict {
 namespace {
@@ -31,6 +32,24 @@ Intervals common(const Intervals& a, const Intervals& b) {
   return both;
 }
 
+// A lane's spans follow one another.
+void append(Intervals* all, double begin, double end) {
+  if (begin >= end) return;
+  if (!all->empty() && all->back().end >= begin) {
+    all->back().end = std::max(all->back().end, end);
+  } else {
+    all->push_back({begin, end});
+  }
+}
+
+Intervals merged(const Intervals& a, const Intervals& b) {
+  Intervals sorted;
+  std::ranges::merge(a, b, std::back_inserter(sorted), {}, &Interval::begin, &Interval::begin);
+  Intervals all;
+  for (const Interval& one : sorted) append(&all, one.begin, one.end);
+  return all;
+}
+
 Intervals without(const Intervals& all, const Intervals& taken) {
   Intervals left;
   std::size_t j = 0;
@@ -43,16 +62,6 @@ Intervals without(const Intervals& all, const Intervals& taken) {
     if (one.begin < one.end) left.push_back(one);
   }
   return left;
-}
-
-// A lane's spans follow one another.
-void append(Intervals* all, double begin, double end) {
-  if (begin >= end) return;
-  if (!all->empty() && all->back().end >= begin) {
-    all->back().end = std::max(all->back().end, end);
-  } else {
-    all->push_back({begin, end});
-  }
 }
 
 std::size_t event_of(int step, Phase phase) {
@@ -75,32 +84,43 @@ std::vector<double> ends_of(const simulate::Program& program,
 struct Lanes {
   schedule::PerLane<Intervals> busy;
   Intervals waits;
+  Intervals waits_outside;  // of these, for what FSDP2 moves
+  Intervals messages;       // the others'
 };
 
-using BlockedUs = std::function<double(const simulate::Issue&)>;
-
 Lanes lanes_of(const simulate::Program& program, const std::vector<SimulatedSpan>& timeline,
-               const BlockedUs& blocked_us) {
+               const Beside& beside) {
+  const auto is_outside = [&](const simulate::Issue& issue) {
+    return beside.unit && !issue.is_on_batch() && issue.unit() == *beside.unit;
+  };
+  schedule::PerLane<Intervals> messages;
   Lanes lanes{};
   for (const SimulatedSpan& span : timeline) {
     const simulate::Issue& issue = program.issue(span.issue);
     if (span.lane == Lane::kCompute && !issue.compute) {
       append(&lanes.waits, span.issued_us, span.start_us);
+      if (is_outside(issue)) append(&lanes.waits_outside, span.issued_us, span.start_us);
       continue;
     }
     const double done_us =
-        span.end_us - (issue.compute && blocked_us != nullptr ? blocked_us(issue) : 0);
+        span.end_us - (issue.compute && beside.blocked_us ? beside.blocked_us(issue) : 0);
     append(&lanes.busy[span.lane], span.start_us, done_us);
     append(&lanes.waits, done_us, span.end_us);
+    append(&lanes.waits_outside, done_us, span.end_us);
+    if (!issue.compute && !is_outside(issue))
+      append(&messages[span.lane], span.start_us, span.end_us);
   }
+  lanes.messages = merged(messages[Lane::kIntra], messages[Lane::kInter]);
   return lanes;
 }
 
-double slack(const Intervals& waits, const Lanes& lanes, const Intervals& modules) {
-  const Intervals beside = common(lanes.busy[Lane::kUpdate], modules);
-  if (beside.empty() || waits.empty()) return 0;
-  const Intervals later{{beside.front().begin, waits.back().end}};
-  const Intervals idle = without(common(waits, later), lanes.busy[Lane::kUpdate]);
+double slack(const Intervals& waits, const Lanes& lanes, const Intervals& modules, bool on_cpu) {
+  const Intervals& update = lanes.busy[Lane::kUpdate];
+  const Intervals held_up =
+      common(on_cpu ? merged(update, lanes.busy[Lane::kIntra]) : update, modules);
+  if (held_up.empty() || waits.empty()) return 0;
+  const Intervals later{{held_up.front().begin, waits.back().end}};
+  const Intervals idle = without(common(waits, later), update);
   const Intervals inside = common(idle, lanes.busy[Lane::kIntra]);
   return length(inside) +
          length(common(without(idle, lanes.busy[Lane::kIntra]), lanes.busy[Lane::kInter]));
@@ -114,14 +134,14 @@ const char* name_of(Phase phase) {
 }
 
 const char* name_of(Cause cause) {
-  constexpr std::array kNames{"intra", "inter", "update", "peers"};
+  constexpr std::array kNames{"outside", "intra", "inter", "update", "peers"};
   return kNames.at(static_cast<std::size_t>(cause));
 }
 
 RankStep measure(const simulate::Program& program, const std::vector<SimulatedSpan>& timeline,
-                 int step, const BlockedUs& blocked_us) {
+                 int step, const Beside& beside) {
   const std::vector<double> ends = ends_of(program, timeline);
-  const Lanes lanes = lanes_of(program, timeline, blocked_us);
+  const Lanes lanes = lanes_of(program, timeline, beside);
   RankStep result;
   for (const Phase phase : kPhases) {
     const std::size_t event = event_of(step, phase);
@@ -132,8 +152,13 @@ RankStep measure(const simulate::Program& program, const std::vector<SimulatedSp
       result.busy_us[phase][lane] = length(common(lanes.busy[lane], window));
       result.beside_us[phase][lane] = length(common(lanes.busy[lane], modules));
     }
-    Intervals left = common(lanes.waits, window);
-    result.slack_us[phase] = slack(left, lanes, modules);
+    const Intervals waits = common(lanes.waits, window);
+    result.slack_us[phase] = slack(waits, lanes, modules, beside.on_cpu);
+    Intervals left = without(waits, lanes.waits_outside);
+    result.waits_us[phase][Cause::kOutside] = length(common(waits, lanes.waits_outside));
+    const Intervals messages = common(lanes.messages, window);
+    result.messages_us += length(messages);
+    result.awaited_us += length(common(messages, left));
     const std::pair<Cause, Lane> of_lanes[] = {{Cause::kIntra, Lane::kIntra},
                                                {Cause::kInter, Lane::kInter},
                                                {Cause::kUpdate, Lane::kUpdate}};

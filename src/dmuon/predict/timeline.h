@@ -2,6 +2,7 @@
 
 #include <array>
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -17,9 +18,10 @@ inline constexpr core::EachOf<Phase, kNumPhases> kPhases;
 template <typename T>
 using PerPhase = core::ByEnum<Phase, T, kNumPhases>;
 
-/// A wait counts for the lane that is busy meanwhile; the one nearest to compute comes first.
-enum class Cause : int { kIntra, kInter, kUpdate, kPeers };
-inline constexpr int kNumCauses = 4;
+/// A wait for what FSDP2 moves beside the engine counts as kOutside. Another wait counts for the
+/// lane that is busy meanwhile; the one nearest to compute comes first.
+enum class Cause : int { kOutside, kIntra, kInter, kUpdate, kPeers };
+inline constexpr int kNumCauses = 5;
 inline constexpr core::EachOf<Cause, kNumCauses> kCauses;
 template <typename T>
 using PerCause = core::ByEnum<Cause, T, kNumCauses>;
@@ -34,17 +36,27 @@ struct RankStep {
   double routes_in_step_us = 0;  ///< waits of the step for gradients of its backward
   PerPhase<schedule::PerLane<double>> busy_us{};    ///< compute: of modules
   PerPhase<schedule::PerLane<double>> beside_us{};  ///< busy while modules compute
-  /// Waits for messages after the update has run beside modules, and while it does not run: such a
-  /// wait is the shorter, the later the modules come to it.
+  /// Waits for messages after other work has held up modules (the update, on CPUs also messages
+  /// inside the node), and while no update runs: such a wait is the shorter, the later the modules
+  /// come to it.
   PerPhase<double> slack_us{};
+  double messages_us = 0;  ///< in which a lane has messages, but for those that FSDP2 moves
+  double awaited_us = 0;   ///< of these, in which compute waits, but not for what FSDP2 moves
+};
+
+/// What a rank does beside the engine.
+struct Beside {
+  bool on_cpu = false;  ///< messages inside the node take the processors of modules
+  /// The end of a module's compute in which the host waits for FSDP2; null: 0.
+  std::function<double(const simulate::Issue&)> blocked_us{};
+  std::optional<core::UnitIndex> unit{};  ///< whose messages are FSDP2's
 };
 
 /// A step's place in a program: its events are 3 * step and the two after it.
-/// @param timeline    of the rank, with a step before and one after.
-/// @param blocked_us  the end of a module's compute, in which the host only waits; null: 0.
+/// @param timeline  of the rank, with a step before and one after.
 RankStep measure(const simulate::Program& program,
                  const std::vector<simulate::SimulatedSpan>& timeline, int step,
-                 const std::function<double(const simulate::Issue&)>& blocked_us = nullptr);
+                 const Beside& beside);
 
 /// Returns the spans that begin in the step or before it, and end in it. Times count from its
 /// begin.
