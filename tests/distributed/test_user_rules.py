@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import itertools
 import time
 from typing import Any
 
 import pytest
 import test_rules
 import torch
+import torch.nn as nn
 import users_rules
 from checkpoints import assert_near, tensors_of, unlike
 from models import batch, loss_of, make_gpt, part, weights_of_plain
@@ -143,10 +146,12 @@ def test_a_wrong_function_is_an_error_on_all_ranks_by_name(rule, mesh, schedule)
 
 def trained_again(mesh: Any, ends: str, schedule: dict[str, Any]) -> tuple[list[str], bool]:
     """Trains, fails, and trains once more in the same processes. Returns errors, and whether bits were the same."""
+    # All ranks' updates fail, or one's.
+    strategy = "rank0" if ends == "one update" else "round_robin"
 
     def started(rule: str) -> tuple[Any, dmuon.Muon]:
         model = make_gpt(depth=2)
-        dedicate(model, mesh, {"strategy": "round_robin", **schedule})  # so that all ranks' updates fail
+        dedicate(model, mesh, {"strategy": strategy, **schedule})
         return model, dmuon.Muon(model, rule=rule)
 
     def train(rule: str = "muon") -> dict[str, torch.Tensor]:
@@ -165,7 +170,7 @@ def trained_again(mesh: Any, ends: str, schedule: dict[str, Any]) -> tuple[list[
     first = train()
     errors.append("none yet")
     try:
-        train("raises" if ends == "update" else "muon")
+        train("muon" if ends == "alone" else "raises")
     except RuntimeError as error:
         errors = [str(error)]
     again = errors.copy()
@@ -178,10 +183,13 @@ def trained_again(mesh: Any, ends: str, schedule: dict[str, Any]) -> tuple[list[
 @pytest.mark.parametrize(
     ("ends", "mesh", "schedule"),
     [
-        ("update", (2,), AHEAD),
-        ("update", (2, 2), AHEAD),
-        ("update", (2, 2), REPLICATED),
-        ("update", (4, 1), AT_ONCE),
+        ("updates", (1,), AHEAD),
+        ("updates", (2,), AHEAD),
+        ("updates", (2, 2), AHEAD),
+        ("updates", (2, 2), REPLICATED),
+        ("updates", (4, 1), AT_ONCE),
+        ("one update", (2,), AHEAD),
+        ("one update", (2, 2), REPLICATED),
         ("alone", (2,), AHEAD),
         ("alone", (2, 2), AHEAD),
     ],
@@ -192,7 +200,65 @@ def test_after_a_failure_on_all_ranks_a_new_model_trains_in_the_same_processes(e
     pool.close()
     for (error,), same in results:
         assert same
-        assert ("rule 'raises'" if ends == "update" else "wait for each other in vain") in error
+        assert ("wait for each other in vain" if ends == "alone" else "rule 'raises'") in error
+
+
+def test_a_process_without_ranks_trains_again_after_a_failure(caplog):
+    with pytest.raises(RuntimeError, match="rule 'raises'"):
+        one_step_alone("raises")
+    one_step_alone("muon")
+    assert "replaces groups, because a training has failed: " in caplog.text
+
+
+def one_step_alone(rule: str) -> None:
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model, late_updates=True, costs="modelled")
+    opt = dmuon.Muon(model, rule=rule)
+    for step in range(2):
+        loss_of(model, batch(step)).backward()
+        opt.step()
+        opt.zero_grad()
+    weights_of(model)
+
+
+WIDTHS = (8, 12, 16, 20, 24, 28, 32, 36, 40, 8)
+
+
+def failure_beyond_the_first_units(mesh: Any) -> str:
+    """Trains with a rule that raises on each rank at another unit, which few units ahead of it are published."""
+    fails = 32 * 36 if mesh.get_rank() == 0 else 28 * 32
+
+    def raises(update: Any, weights: Any, state: Any, options: Any) -> Any:
+        if weights.numel() == fails:
+            raise KeyError(f"of rank {mesh.get_rank()}")
+        return update
+
+    dmuon.rules.register("raises_at_one_matrix", after=raises)
+    model = nn.Module()
+    model.blocks = nn.ModuleList(nn.Linear(*sides, bias=False) for sides in itertools.pairwise(WIDTHS))
+    model.forward = lambda x: functools.reduce(lambda y, block: torch.tanh(block(y)), model.blocks, x)
+    dmuon.dedicate_params(
+        model, mesh, strategy="round_robin", costs="modelled", late_updates=True, lookahead=1, sync_from_rank0=True
+    )
+    opt = dmuon.Muon(model, rule="raises_at_one_matrix")
+    try:
+        for _ in range(3):
+            model(torch.ones(4, 8)).sum().backward()
+            opt.step()
+            opt.zero_grad()
+            time.sleep(1)  # until updates have failed, before their publications are issued
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("no error")
+
+
+@pytest.mark.cpu("leaves aborted groups")
+def test_all_ranks_raise_if_updates_fail_before_later_units_are_issued():
+    pool = RankPool(2)
+    errors = pool.run(failure_beyond_the_first_units, (2,))
+    pool.close()
+    for rank, error in enumerate(errors):
+        assert f"of rank {rank}" in error
 
 
 def verified(mesh: Any) -> str:

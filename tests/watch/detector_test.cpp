@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "dmuon/core/error.h"
 #include "tests/watch/detectors.h"
 
 namespace dmuon::watch {
@@ -132,6 +133,22 @@ TEST_F(DetectorTest, FindsAWaitForAnOperationThatARankTakesBack) {
   EXPECT_TRUE(contains(rank(0).error(),
                        "rank 1 of the mesh has issued 1 operations, last publish "
                        "of 'a', and is over: its update has failed"));
+}
+
+// Both ranks' updates fail, and then both come to another publication, for which they wait.
+TEST_F(DetectorTest, FindsWaitsOfRanksThatHaveAllTakenSomethingBack) {
+  make(2);
+  for (const std::size_t number : {0U, 1U}) {
+    rank(number).reach(What::kOperation, "publish of 'a'", now_);
+    rank(number).end_after(1, 0, core::message("update ", number, " has failed"));
+    EXPECT_EQ(rank(number).reach(What::kOperation, "publish of 'b'", now_), 2);
+    rank(number).begin_wait(What::kOperation, 2, "publish of 'b'", now_);
+    reports_[number] = rank(number).report(1);
+  }
+  intervals(6);
+  for (const std::size_t number : {0U, 1U})
+    EXPECT_TRUE(contains(rank(number).error(), core::message("update ", number, " has failed")));
+  EXPECT_TRUE(contains(rank(1).error(), "it waits for publish of 'b'"));
 }
 
 TEST_F(DetectorTest, NeedsNoDeadRankToFindACircleOfOthers) {

@@ -83,10 +83,12 @@ TEST(InVain, IsAWaitOfARankThatIsOverToo) {
   over.over = "its update has failed";
   Report waiting = waits(issued({"a", "b"}), What::kOperation, 2);
   waiting.over = "its own update has failed";
-  EXPECT_EQ(in_vain({waiting, over}),
-            "rank 0 of the mesh has issued 2 operations, last b, and is over: its own update has "
-            "failed; rank 1 of the mesh has issued 1 operations, last a, and is over: its update "
-            "has failed");
+  EXPECT_EQ(
+      in_vain({waiting, over}),
+      "rank 0 of the mesh has issued 2 operations, last b, and is over: its own update has "
+      "failed; it waits for what is awaited; rank 1 of the mesh has issued 1 operations, last "
+      "a, and is over: its update "
+      "has failed");
   EXPECT_EQ(in_vain({over, over}), "") << "nobody waits";
 }
 

@@ -7,13 +7,14 @@ import ctypes
 import dataclasses
 import datetime
 import hashlib
+import logging
 import os
 import socket
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,10 +24,25 @@ from dmuon import _C
 from dmuon._setup.interface import VARIABLE, reachable_interface
 from dmuon._setup.ranks import Ranks, backends
 
+logger = logging.getLogger("dmuon")
+
 _CONNECT = datetime.timedelta(minutes=2)
-_groups: dict[tuple[Any, ...], dist.ProcessGroup] = {}
+
+
+class _Key(NamedTuple):
+    """What a group is for. `sides` are the mesh's."""
+
+    purpose: str
+    members: tuple[int, ...]
+    sides: tuple[int, int, int]
+    everyone: tuple[int, ...]
+    device_type: str
+    timeout: datetime.timedelta | None
+
+
+_groups: dict[_Key, dist.ProcessGroup] = {}
 # By default process group and key of _groups: the number of groups that this process has begun to create.
-_num_begun: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[tuple[Any, ...]]] = weakref.WeakKeyDictionary()
+_num_begun: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[_Key]] = weakref.WeakKeyDictionary()
 # Holds the groups too: no other group gets their ids while they live.
 _engine_groups: dict[tuple[int, ...], tuple[_C.SharedMesh, tuple[Any, ...], Ranks]] = {}
 _over: list[tuple[_C.SharedMesh, tuple[Any, ...], Ranks]] = []  # of failed trainings; their waits end with the process
@@ -124,16 +140,18 @@ def engine_groups(ranks: Ranks) -> _C.SharedMesh:
 
 def are_over(members: Sequence[int]) -> bool:
     """Returns True if a training on a mesh of these ranks has failed here, after which its groups are of no use."""
-    return any(mesh.is_over() for mesh, _, ranks in _engine_groups.values() if _is_of(ranks, members))
+    return any(mesh.failure() for mesh, _, ranks in _engine_groups.values() if _is_of(ranks, members))
 
 
 def forget(members: Sequence[int]) -> None:
     """Forgets the groups of meshes of these ranks, so that the next model makes new ones. All ranks must call it."""
     for key in [key for key, (_, _, ranks) in _engine_groups.items() if _is_of(ranks, members)]:
         _over.append(_engine_groups.pop(key))
-        everyone = _over[-1][2].everyone
-        for name in [name for name in _groups if name[3] == everyone]:
-            del _groups[name]
+        mesh, _, ranks = _over[-1]
+        if failure := mesh.failure():  # a late update's may not have been raised yet
+            logger.warning("dmuon: dedicate_params replaces groups, because a training has failed: %s", failure)
+        for group in [group for group in _groups if group.everyone == ranks.everyone]:
+            del _groups[group]
 
 
 def _is_of(ranks: Ranks, members: Sequence[int]) -> bool:
@@ -169,7 +187,7 @@ def _group(purpose: str, members: tuple[int, ...], ranks: Ranks, host: bool) -> 
     if len(members) == 1:
         return None
     sides = ranks.num_replicates, ranks.num_shards, ranks.tensor_parallel
-    key = (purpose, members, sides, ranks.everyone, ranks.device_type, ranks.timeout)
+    key = _Key(purpose, members, sides, ranks.everyone, ranks.device_type, ranks.timeout)
     group = _groups.get(key)
     # The group may have been destroyed, between two runs in one process.
     if group is None or not _usable(group):
@@ -227,7 +245,7 @@ def set_timeout(timeout: datetime.timedelta, group: dist.ProcessGroup) -> None:
 
 
 @contextmanager
-def _named(key: tuple[Any, ...]) -> Iterator[None]:
+def _named(key: _Key) -> Iterator[None]:
     """Names the group that is created inside the context. All its members agree on the name.
 
     PyTorch's own name depends on the number of groups that a rank knows (before 2.14) or created. If the numbers of

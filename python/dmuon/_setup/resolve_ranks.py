@@ -36,6 +36,8 @@ def resolve_ranks(
 ) -> Ranks:
     """Returns the ranks of `mesh`. Collective over the mesh, and over the ranks of tensor parallelism.
 
+    If an earlier training on these ranks has failed on any of them, all forget its groups.
+
     A 1-D mesh that spans hosts (LOCAL_WORLD_SIZE) gets a row for each host, so that weights and gradients travel in two
     stages. Bad arguments do not raise here, so that all ranks can refuse them together (`check_mesh`, `check_timeout`,
     `agreement`). A mesh of more than two dimensions is flattened. A bad timeout, or one that differs between ranks,
@@ -53,6 +55,8 @@ def resolve_ranks(
     if mesh is not None and not isinstance(mesh, DeviceMesh):
         raise ValueError(f"dedicate_params: mesh: expected a DeviceMesh or None, got {type(mesh).__name__}")
     if mesh is None and not dist.is_initialized():
+        if are_over([0]):
+            forget([0])
         return Ranks(((0,),), 0, _device_type(model), None, ((0,),))
     mesh_rows: tuple[tuple[int, ...], ...]
     groups: tuple[dist.ProcessGroup, ...]
@@ -79,6 +83,7 @@ def resolve_ranks(
         if tensor_mesh is not None and 1 < tensor_sizes[0] == tensor_sizes[1]:
             with _watched(tuple(sorted(tensor_mesh.mesh.flatten().tolist()))):
                 slots = _slots(tensor_mesh, everyone, device_type)
+                # The training may have failed on the meshes of other slices alone.
                 ((_, any_over),) = _extremes([tensor_mesh.get_group()], device_type, [any_over])
     if any_over:
         forget(everyone)

@@ -49,7 +49,7 @@ void init_wire(py::module_& module) {
            }),
            py::arg("row"), py::arg("column"), py::arg("host_row"), py::arg("host_column"),
            py::arg("everyone"), py::arg("framework"), py::arg("tensor_parallel"))
-      .def("is_over", [](const SharedMesh& mesh) { return mesh.watch->is_over(); })
+      .def("failure", [](const SharedMesh& mesh) { return mesh.watch->failure(); })
       .def(
           "leave",
           [](SharedMesh& mesh, int grace_ms) { mesh.leave(std::chrono::milliseconds(grace_ms)); },

@@ -8,16 +8,17 @@
 namespace dmuon::watch {
 
 std::int64_t Detector::reach(Rendezvous what, const std::string& described, Time now) {
-  std::int64_t& reached = own_.reached[static_cast<std::size_t>(what)];
-  if (taken_back_) return reached;
+  const auto kind = static_cast<std::size_t>(what);
+  const std::int64_t number = ++come_[kind];
+  if (taken_back_) return number;
   if (what == Rendezvous::kOperation) {
     own_.issue(described);
   } else {
-    ++reached;
+    ++own_.reached[kind];
   }
   left_.reset();
   end_wait(now);
-  return reached;
+  return number;
 }
 
 void Detector::leave(const std::string& described, Time now) {
@@ -76,12 +77,14 @@ Report Detector::report(std::int64_t now_ms) const {
 }
 
 std::int64_t Detector::num_operations() const {
-  return own_.reached[static_cast<std::size_t>(Rendezvous::kOperation)];
+  return come_[static_cast<std::size_t>(Rendezvous::kOperation)];
 }
 
 std::string Detector::error() const {
   if (!late_.empty()) return late_;
-  return diagnosis_.empty() ? "" : "dmuon: ranks wait for each other in vain: " + diagnosis_;
+  if (diagnosis_.empty()) return {};
+  const std::string own = taken_back_ ? "; this rank is over itself: " + own_.over : "";
+  return "dmuon: ranks wait for each other in vain: " + diagnosis_ + own;
 }
 
 // A wait that has just begun mostly ends by itself.

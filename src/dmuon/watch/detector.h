@@ -83,13 +83,16 @@ class Detector {
   ///                on from rank to rank, so others may wait for them still.
   bool end(const std::string& why, bool failed = false);
   /// As end(). Takes back what the rank has come to beyond these numbers, because some of it may
-  /// not happen. What the rank comes to afterwards does not count.
+  /// not happen. What the rank comes to afterwards does not count either, but has its number, so
+  /// that a wait of this rank misses others that never come.
   void end_after(std::int64_t operation, std::int64_t update, const std::string& why);
 
-  bool is_over() const { return !own_.over.empty(); }
+  /// Returns the reason why the rank is over; empty if it is not.
+  const std::string& failure() const { return own_.over; }
   Report report(std::int64_t now_ms) const;
+  /// Returns the number of operations that the rank has come to, also of those taken back.
   std::int64_t num_operations() const;
-  /// Returns the hash of all operations that the rank has come to.
+  /// Returns the hash of all operations that the rank has come to and not taken back.
   std::uint64_t hash() const { return own_.hashes.empty() ? 0 : own_.hashes.back(); }
   /// Returns the error of this rank's waits if they are in vain, or its device is late; else empty.
   std::string error() const;
@@ -140,6 +143,7 @@ class Detector {
 
   std::size_t rank_;
   Report own_;
+  std::array<std::int64_t, kNumRendezvous> come_{};  // as own_.reached, but nothing is taken back
   /// The operation in which it has left, by number and words.
   std::optional<std::pair<std::int64_t, std::string>> left_;
   bool taken_back_ = false;      // by end_after()

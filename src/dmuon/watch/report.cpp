@@ -212,10 +212,12 @@ std::string in_vain(const std::vector<Report>& reports) {
   // A rank whose update has failed is over, and may wait still. It is named if no other one waits.
   for (const bool over : {false, true}) {
     for (std::size_t rank = 0; rank < reports.size(); ++rank) {
-      if (!stuck[rank] || reports[rank].over.empty() == over) continue;
+      const Report& report = reports[rank];
+      if (!report.awaited || !stuck[rank] || report.over.empty() == over) continue;
       for (std::size_t other = 0; other < reports.size(); ++other) {
-        if (stuck[other] && misses(reports[rank], reports[other]))
-          return line_of(reports[rank], rank) + "; " + line_of(reports[other], other);
+        if (other == rank || !stuck[other] || !misses(report, reports[other])) continue;
+        const std::string what = over ? "; it waits for " + report.where : "";
+        return line_of(report, rank) + what + "; " + line_of(reports[other], other);
       }
     }
   }
@@ -240,7 +242,8 @@ std::string attendance(const std::vector<Report>& reports, std::size_t self, std
   std::vector<std::string> lines;
   for (const std::size_t rank : ranks) {
     const Report& report = reports[rank];
-    if (misses(own, report)) absent.push_back(core::message(absent.empty() ? "rank " : "", rank));
+    if (rank != self && misses(own, report))
+      absent.push_back(core::message(absent.empty() ? "rank " : "", rank));
     if (rank == self) {
       lines.push_back(line_of(report, rank, kMostOfReason) + "; this rank");
     } else if (report.stored_ms == 0) {

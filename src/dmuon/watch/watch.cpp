@@ -134,9 +134,9 @@ bool Watch::over(const std::string& why) {
   return end([&](Detector* of) { of->end(why); });
 }
 
-bool Watch::is_over() {
+std::string Watch::failure() {
   const Lock lock = service_.lock();
-  return detector_.is_over();
+  return detector_.failure();
 }
 
 bool Watch::over_after(std::int64_t operation, std::int64_t update, const std::string& why) {
@@ -144,9 +144,9 @@ bool Watch::over_after(std::int64_t operation, std::int64_t update, const std::s
 }
 
 bool Watch::end(const std::function<void(Detector*)>& tell) {
-  if (!service_.runs()) return true;
   Lock lock = service_.lock();
   tell(&detector_);
+  if (!service_.runs()) return true;
   return ask(lock, &asks_alarm_, steady_clock::now() + 2 * interval_) || lost_;
 }
 

@@ -99,7 +99,8 @@ class Watch {
   /// @return  False if the store does not answer within 2 intervals. Then the thread waits in it,
   ///          as after a partition of the network, and the destructor would wait too.
   bool over(const std::string& why);
-  bool is_over();
+  /// Returns the reason why this rank is over; empty if it is not. Any thread may call it.
+  std::string failure();
   /// As over(). Takes back what this rank has come to beyond these numbers, because some of it may
   /// not happen. Any thread may call it.
   bool over_after(std::int64_t operation, std::int64_t update, const std::string& why);
