@@ -9,9 +9,12 @@ import pytest
 import torch
 from models import batch, is_matrix_of_a_block, loss_of, make_gpt
 from reference import QUINTIC, ReferenceMuon
+from refusals import expect_refusal
 from scenario import Session, check, language_loss, run_scenario
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from training import AHEAD, FAR_AHEAD, KEPT, LR, NO_COPY, REPLICATED, WEIGHT_DECAY
+
+import dmuon
 
 
 def identical(mesh: Any, schedule: dict[str, Any]) -> dict[str, bool]:
@@ -88,6 +91,20 @@ def test_autocast_takes_the_place_of_fully_shards_casts(ranks, mesh, schedule):
     for *losses, dtypes, packed in notes:
         assert len(losses) == 4 and all(math.isfinite(loss) for loss in losses)
         assert dtypes == {torch.float32} and packed == torch.bfloat16
+
+
+def cast_to_fp16(mesh: Any) -> None:
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model, mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    dmuon.Muon(model)
+    with torch.autocast("cpu", torch.float16):
+        loss_of(model, batch(0))
+
+
+@pytest.mark.cpu("PyTorch has no autocast for the emulated device")
+def test_autocast_to_another_dtype_is_refused(ranks):
+    """Weights would be rounded to bf16 first."""
+    expect_refusal(ranks, cast_to_fp16, {}, ("under autocast to torch.float16", "casts activations to torch.bfloat16"))
 
 
 def bf16_quintic(s: Session) -> None:

@@ -37,7 +37,7 @@ def trainable_parameters_differ(mesh: Any) -> None:
     dmuon.dedicate_params(model, mesh)
 
 
-@refused("ranks differ", "strategy='round_robin'", "rank 1 has: ", "strategy='rank0'")
+@refused("Rank 0 has: strategy='round_robin'; rank 1 has: strategy='rank0'")
 def options_differ(mesh: Any) -> None:
     dedicated(mesh, strategy="rank0" if rank_of(mesh) == 1 else "round_robin")
 

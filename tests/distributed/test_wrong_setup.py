@@ -136,10 +136,17 @@ def other_mesh(mesh: Any) -> None:
     dmuon.Muon(model)
 
 
-@refused("mp_policy.param_dtype: 'blocks.0' is called outside of autocast", "to torch.bfloat16", "under torch.autocast")
-def cast_without_fsdp(mesh: Any) -> None:
+@refused(
+    "mp_policy.param_dtype: 'blocks.0' is called outside of autocast", "to torch.bfloat16", "inside torch.autocast"
+)
+@refused("mp_policy.param_dtype: 'blocks.0' is called outside of autocast", sharded="norm")
+@refused("mp_policy: output_dtype: expected None", "fully_shard is around 'blocks.0.", output_dtype=torch.float32)
+def cast_without_fsdp(mesh: Any, sharded: str = "", **policy: Any) -> None:
     model = make_gpt(depth=1)
-    dmuon.dedicate_params(model, mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    policy = {"param_dtype": torch.bfloat16, **policy}
+    dmuon.dedicate_params(model, mesh, mp_policy=MixedPrecisionPolicy(**policy))
+    if sharded:
+        fully_shard(model.get_submodule(sharded), mesh=mesh)
     dmuon.Muon(model)
     loss_of(model, batch(0))
 

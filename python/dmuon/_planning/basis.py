@@ -45,7 +45,8 @@ class Basis:
             ValueError: it is no such pair, or has more owners.
         """
         good = isinstance(mesh, tuple | list) and len(mesh) == 2 and all(type(n) is int and 0 < n < 2**31 for n in mesh)
-        require(self.function, good, "mesh", "(nodes, GPUs a node) of GPUs that need not exist", mesh)
+        unless = " unless the model has dmuon.Muon" if self.function == "plan" else ""
+        require(self.function, good, "mesh", f"(nodes, GPUs a node) of GPUs that need not exist{unless}", mesh)
         nodes, gpus = mesh
         good = type(self.tensor_parallel) is int and self.tensor_parallel >= 1 and gpus % self.tensor_parallel == 0
         divisor = f"a divisor of the {gpus} GPUs of a node"

@@ -10,11 +10,11 @@ from typing import Any
 import torch.nn as nn
 
 from dmuon import _plan
-from dmuon._setup.dedication import plain_module
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.routing import Select, route
 from dmuon._setup.tensor_parallel import note_slices_alone
 from dmuon._setup.units import Unit, find_units
+from dmuon._setup.wrappers import plain_module
 from dmuon.views import View
 
 

@@ -19,11 +19,12 @@ from dmuon._planning.inventory import inventory_of, routed
 from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, Plan, decide, from_file, reserve_bytes
 from dmuon._setup import user_rules
 from dmuon._setup.agreement import agreement, from_first
-from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of, plain_module
+from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of
 from dmuon._setup.hyperparameters import RULE, Tuned, rule_of
 from dmuon._setup.options import STEP, Planning, dtypes_of
 from dmuon._setup.routing import DEDICATION, Select
 from dmuon._setup.units import Unit
+from dmuon._setup.wrappers import plain_module
 
 # Strategies that read no costs. A single rank, which owns everything, reads no measured costs either.
 _WITHOUT_COSTS = ("round_robin", "rank0", "xor_layout")

@@ -142,6 +142,11 @@ def _check_policies(model: nn.Module, dedication: Dedication) -> None:
             around |= dict.fromkeys(holder.modules(), (clean_name(path) or "(root)", found))
     for leaf in dedication.leaves:
         for place in leaf.places:
+            if place.module not in around and dedication.mp_policy.output_dtype is not None:
+                raise ValueError(
+                    f"Muon: mp_policy: output_dtype: expected None, because no fully_shard is around '{leaf.name}', "
+                    f"which would cast outputs; got {dedication.mp_policy.output_dtype}."
+                )
             path, theirs = around.get(place.module, ("", dedication.mp_policy))
             given, used = (dtypes_of(policy, leaf.parameter.dtype) for policy in (dedication.mp_policy, theirs))
             if given != used:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn as nn
@@ -22,15 +22,16 @@ from dmuon._running.structures import (
 
 def add_hooks(runtime: Runtime) -> None:
     """Hooks the model and the modules of its units, for as long as they live."""
+    by_autocast = [_dtype_of_autocast(runtime, index) for index in range(len(runtime.units))]
     for index, unit in enumerate(runtime.units):
         for module in unit.modules:
-            _Calls(runtime, index, module, reader=len(unit.modules) > 1)
+            _Calls(runtime, index, module, by_autocast[index], reader=len(unit.modules) > 1)
     runtime.model.register_forward_pre_hook(_begin(runtime), prepend=True)
     runtime.model.register_forward_hook(_end(runtime), prepend=True, always_call=True)
 
     # Never the model itself, which encloses units or is one: else its hooks would run before _begin.
     def add_reader(index: int, module: nn.Module) -> None:
-        _Calls(runtime, index, module, reader=True)
+        _Calls(runtime, index, module, by_autocast[index], reader=True)
 
     runtime.add_reader = add_reader
 
@@ -66,10 +67,15 @@ def _end(runtime: Runtime) -> Any:
 
 
 class _Calls:
-    """The hooks of one module: its calls use a unit or, of a reader, are a part of a use."""
+    """The hooks of one module: its calls use a unit or, of a reader, are a part of a use.
 
-    def __init__(self, runtime: Runtime, index: int, module: nn.Module, reader: bool) -> None:
-        self._runtime, self._index, self._reader = runtime, index, reader
+    `autocast` is the unit's `_dtype_of_autocast`.
+    """
+
+    def __init__(
+        self, runtime: Runtime, index: int, module: nn.Module, autocast: torch.dtype | None, reader: bool
+    ) -> None:
+        self._runtime, self._index, self._autocast, self._reader = runtime, index, autocast, reader
         self._open: list[_C.Call] = []
         # Hooks prepended after fully_shard run before FSDP2's. So the engine issues the operations of a skipped unit
         # before FSDP2 can block the host. The same holds in a backward, because we watch inputs inside of FSDP2's hook
@@ -83,7 +89,8 @@ class _Calls:
         runtime, index = self._runtime, self._index
         runtime.refuse_inside_full_params("a forward")
         runtime.refuse_without_values()
-        _refuse_without_casts(runtime, index)
+        if self._autocast is not None:
+            _refuse_other_casts(runtime, index, self._autocast)
         runtime.end_failed_backward()
         runtime.engine.before_forward(index, self._reader)
         self._open.append(_C.Call(self._reader))
@@ -172,14 +179,28 @@ class _Calls:
         self._runtime.weights[self._index].show_weights()
 
 
-def _refuse_without_casts(runtime: Runtime, index: int) -> None:
-    """Raises ValueError if nobody casts activations to the dtype of the weights."""
-    if not runtime.cast_places or runtime.fsdp_modules or torch.is_autocast_enabled(runtime.device.type):
+def _dtype_of_autocast(runtime: Runtime, index: int) -> torch.dtype | None:
+    """Returns the dtype to which autocast must cast activations of a unit; None: its own, or fully_shard casts them."""
+    leaves = runtime.units[index].leaves
+    if not leaves:
+        return None
+    dtype = runtime.engine.unit(index).weight_tensors()[0].dtype
+    sharded = {module for holder in runtime.fsdp_modules for module in cast("nn.Module", holder).modules()}
+    alone = any(place.module not in sharded for leaf in leaves for place in runtime.leaves[leaf].places)
+    return dtype if alone and any(runtime.placeholders[leaf].dtype != dtype for leaf in leaves) else None
+
+
+def _refuse_other_casts(runtime: Runtime, index: int, dtype: torch.dtype) -> None:
+    """Raises ValueError unless autocast casts activations to the dtype of the weights."""
+    device_type = runtime.device.type
+    enabled = torch.is_autocast_enabled(device_type)
+    if enabled and torch.get_autocast_dtype(device_type) == dtype:
         return
-    dtype = runtime.engine.unit(index).weight_tensors()[0].dtype if runtime.units[index].leaves else "another dtype"
+    where = f"under autocast to {torch.get_autocast_dtype(device_type)}" if enabled else "outside of autocast"
     raise ValueError(
-        f"dmuon: mp_policy.param_dtype: '{runtime.units[index].label}' is called outside of autocast, and without "
-        f"fully_shard nothing casts activations to {dtype}. Expected: the forward under torch.autocast, or None."
+        f"dmuon: mp_policy.param_dtype: '{runtime.units[index].label}' is called {where}, and without fully_shard "
+        f"around it nothing else casts activations to {dtype}. Expected: the call of the model inside "
+        f"torch.autocast('{device_type}', {dtype}), or param_dtype=None."
     )
 
 

@@ -24,7 +24,7 @@ from dmuon._running.start import agreed_setup, start
 from dmuon._running.ungrouped import UngroupedParameters
 from dmuon._running.update_stats import problem_of_recording
 from dmuon._saving.optimizer_state import saved_state, with_saved_groups
-from dmuon._setup.dedication import dedication_of, one_model, plain_module
+from dmuon._setup.dedication import dedication_of, one_model
 from dmuon._setup.hyperparameters import (
     EPS,
     NS_COEFFICIENTS,
@@ -41,6 +41,7 @@ from dmuon._setup.members import Members
 from dmuon._setup.routing_table import RoutingTable, with_frozen
 from dmuon._setup.shown import shown
 from dmuon._setup.tensor_parallel import is_sharded
+from dmuon._setup.wrappers import plain_module
 
 
 class Muon(torch.optim.Optimizer):

@@ -30,7 +30,7 @@ from dmuon._setup.routing_table import RoutingTable
 from dmuon._setup.rules import unfit_entries
 from dmuon._setup.sharded import check_sharded, mesh_and_policy_of, release, replaced_by_fsdp, tensor_mesh_of
 from dmuon._setup.units import Units, chosen_units
-from dmuon._setup.wrappers import refused_wrapper, unwrapped
+from dmuon._setup.wrappers import plain_module, unwrapped
 
 logger = logging.getLogger("dmuon")
 
@@ -57,26 +57,6 @@ class Dedication:
     ablation: Ablation = dataclasses.field(default_factory=Ablation)
     guards: list[Handle] = dataclasses.field(default_factory=list)  # against early use
     runtime: Any = None  # from Muon on a Runtime, whose class this package may not import
-
-
-def plain_module(model: nn.Module, function: str) -> nn.Module:
-    """Returns the module inside the wrappers of torch.compile and of trainers.
-
-    Raises:
-        ValueError: `model` is not a module, or a wrapper around it copies parameters. Names `function`.
-    """
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"{function}: model: expected a torch.nn.Module, got {type(model).__name__}")
-    if (wrapper := refused_wrapper(model)) is not None:
-        copies = wrapper in ("DistributedDataParallel", "DataParallel")
-        instead = "in its place dmuon.dedicate_params(model, mesh, replicated=True)"
-        raise ValueError(
-            f"{function}: model: expected a plain module, or one under fully_shard, got {wrapper}, which copies or "
-            f"cuts parameters by itself. Expected: the model without it; "
-            f"{instead if copies else 'dmuon and fully_shard average all gradients'}."
-        )
-    plain: nn.Module = unwrapped(model)
-    return plain
 
 
 def dedication_of(model: nn.Module, function: str) -> Dedication:
@@ -132,7 +112,8 @@ def dedicate_params(
             only their owners need memory for whole matrices.
         mesh: as for `fully_shard`: 1-D (shard) or 2-D (replicate, shard). None means the mesh of an earlier
             `fully_shard`, else all ranks, or one device if no process group exists.
-        mp_policy: as for `fully_shard`; None means the earlier one's. Without it `param_dtype` needs `torch.autocast`.
+        mp_policy: as for `fully_shard`; None means the earlier one's. Without `fully_shard`, `param_dtype` needs
+            `torch.autocast` to that dtype around the call of the model, and `output_dtype` must be None.
         reshard_after_forward: True to free a unit's matrices between its forward and backward. None means True.
         replicated: True to keep all matrices whole on every rank between steps, as `DistributedDataParallel` does, for
             models that fit on each device. `step()` sends each new weight once, behind the rest of the step and the

@@ -26,11 +26,9 @@ BETWEEN = (
     "load weights, before dedicate_params; or load after Muon; of a model on the meta device, parallelize_module, "
     "dedicate_params, fully_shard, then model.to_empty(device=...), then its initialisation, then Muon."
 )
+IN_PLACE_OF_DDP = "the model without it; in its place dmuon.dedicate_params(model, mesh, replicated=True)"
 _OF_CALLERS = {  # modules and functions that call with a placeholder, and what to do
-    "torch.nn.parallel.distributed": (
-        "DistributedDataParallel would copy it. Expected: the model without it; in its place "
-        "dmuon.dedicate_params(model, mesh, replicated=True)."
-    ),
+    "torch.nn.parallel.distributed": f"DistributedDataParallel would copy it. Expected: {IN_PLACE_OF_DDP}.",
     "torch.distributed.fsdp._fully_shard._fsdp_param": (  # on a module around the model
         "it is whole only at its owner by now. Expected: fully_shard before dmuon.Muon."
     ),

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch.nn as nn
 
+from dmuon._setup.ways_out import IN_PLACE_OF_DDP
+
 # The attributes in which torch.compile (one) and Lightning Fabric (two) store the module that they wrap.
 _INSIDE = ("_orig_mod", "_original_module")
 _FORWARD = ("_orig_mod", "_forward_module")
@@ -28,6 +30,25 @@ def refused_wrapper(model: Any) -> str | None:
                 return name
         model = _child(model, _FORWARD)
     return None
+
+
+def plain_module(model: nn.Module, function: str) -> nn.Module:
+    """Returns the module inside the wrappers of torch.compile and of trainers.
+
+    Raises:
+        ValueError: `model` is not a module, or a wrapper around it copies parameters. Names `function`.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{function}: model: expected a torch.nn.Module, got {type(model).__name__}")
+    if (wrapper := refused_wrapper(model)) is not None:
+        copies = wrapper in ("DistributedDataParallel", "DataParallel")
+        raise ValueError(
+            f"{function}: model: expected a plain module, or one under fully_shard, got {wrapper}, which copies or "
+            f"cuts parameters by itself. Expected: "
+            f"{IN_PLACE_OF_DDP if copies else 'the model without it; dmuon and fully_shard average all gradients'}."
+        )
+    plain: nn.Module = unwrapped(model)
+    return plain
 
 
 def _child(model: Any, names: tuple[str, ...]) -> nn.Module | None:
