@@ -23,14 +23,21 @@ ASTRAY = {
 INFERENCE_FIRST = "FSDP2's first forward is under inference_mode"
 MIXED_SUMS = "micro-steps under no_sync use other parameters of FSDP2"
 # What FSDP2 may refuse before dmuon does, and how.
+MIXED_THEN_ZEROED = MIXED_SUMS + ", whose sums are set to zero"
 UNUSED = "FSDP2's flag is off before it has gathered all that it manages"  # it fails then, if dtypes differ
-FSDP2S_OWN = {INFERENCE_FIRST: "[Ii]nference tensor", MIXED_SUMS: "size of tensor", UNUSED: "_unsharded_param"}
+FSDP2S_OWN = {
+    INFERENCE_FIRST: "[Ii]nference tensor",
+    MIXED_SUMS: "size of tensor",
+    MIXED_THEN_ZEROED: "size of tensor",
+    UNUSED: "_unsharded_param",
+}
 
 
 def refusal(program: Program) -> str:
     """Why dmuon must raise on every rank, within seconds; empty where it must train exactly as one process.
 
-    (Where ranks differ in an order, what they need of each other may be there already; then training exactly will do.)
+    Two reasons allow dmuon to train exactly as well (`may_train`). Where ranks differ in an order, what they need of
+    each other may be there already. Mixed sums do no harm if zero_grad() drops them; FSDP2 may refuse them before.
 
     Ranks do the same in every step, but for three things that they may do differently:
 
@@ -55,6 +62,11 @@ def refusal(program: Program) -> str:
         if step.reloads:
             watch = Known(program)
     return ""
+
+
+def may_train(reason: str) -> bool:
+    """True if a program with this reason to be refused may also be trained, exactly."""
+    return reason == MIXED_THEN_ZEROED or reason.startswith("ranks differ in")
 
 
 def _inference_first(program: Program) -> str:
@@ -91,8 +103,10 @@ def _mixed_sums(program: Program) -> str:
     """Between nodes FSDP2 adds up what it keeps under no_sync without looking which parameters it is of."""
     if program.wrap == "none" or len(program.mesh) < 2 or program.mesh[0] == 1:
         return ""
+    dropped = ""
     for step in program.steps:
         held: frozenset[int] | None = None
+        mixed = False
         for micro in step.micros:
             if micro.backward == "dropped":
                 continue
@@ -102,12 +116,15 @@ def _mixed_sums(program: Program) -> str:
                 for index in known.with_gradient(micro.forward.of(0), step)
                 if managed(program.blocks[index], program.wrap)
             )
-            if held is not None and held != uses:
-                return MIXED_SUMS
+            mixed = mixed or held not in (None, uses)
             held = None if micro.synced or micro.zeroed else uses
+            if mixed and micro.zeroed:
+                mixed, dropped = False, MIXED_THEN_ZEROED
+        if mixed:
+            return MIXED_SUMS
         if held is not None and (step.clips or step.ends != "discarded"):
             return "FSDP2 has not summed gradients over the replicates"
-    return ""
+    return dropped
 
 
 def _left_off(program: Program) -> str:

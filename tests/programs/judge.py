@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from contract import FSDP2S_OWN, refusal
+from contract import FSDP2S_OWN, may_train, refusal
 from play import Outcome, OwnError, play
 from pool import RankFailed, RankPool
 from program import Program
@@ -136,7 +136,7 @@ def check_refused(pool: RankPool, program: Program, reason: str) -> None:
         if time.monotonic() - begun > REFUSE_S:
             raise Outside(f"refused after {time.monotonic() - begun:.0f} s ({reason})") from None
         return
-    if not reason.startswith("ranks differ in"):
+    if not may_train(reason):
         raise Outside(f"is to be refused, but was trained: {reason}")
     Truth(program).check_all(outcomes)
 
