@@ -180,7 +180,7 @@ class _Calls:
 
 
 def _dtype_of_autocast(runtime: Runtime, index: int) -> torch.dtype | None:
-    """Returns the dtype to which autocast must cast activations of a unit; None: its own, or fully_shard casts them."""
+    """Returns a unit's dtype of compute if autocast alone can cast activations to it, else None."""
     leaves = runtime.units[index].leaves
     if not leaves:
         return None

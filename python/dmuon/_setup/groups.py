@@ -30,7 +30,7 @@ _CONNECT = datetime.timedelta(minutes=2)
 
 
 class _Key(NamedTuple):
-    """What a group is for. `sides` are the mesh's."""
+    """Names a group in this process. `sides` are the mesh's: replicates, shards, tensor parallelism."""
 
     purpose: str
     members: tuple[int, ...]

@@ -36,15 +36,15 @@ struct RankStep {
   double routes_in_step_us = 0;  ///< waits of the step for gradients of its backward
   PerPhase<schedule::PerLane<double>> busy_us{};    ///< compute: of modules
   PerPhase<schedule::PerLane<double>> beside_us{};  ///< busy while modules compute
-  /// Waits for messages after other work has held up modules (the update, on CPUs also messages
-  /// inside the node), and while no update runs: such a wait is the shorter, the later the modules
-  /// come to it.
+  /// Waits for messages while no update runs, after other work has held up modules. Such a wait is
+  /// the shorter, the later the modules come to it. The update holds them up, and on CPUs messages
+  /// inside the node do.
   PerPhase<double> slack_us{};
   double messages_us = 0;  ///< in which a lane has messages, but for those that FSDP2 moves
   double awaited_us = 0;   ///< of these, in which compute waits, but not for what FSDP2 moves
 };
 
-/// What a rank does beside the engine.
+/// The work of a rank beside the engine's.
 struct Beside {
   bool on_cpu = false;  ///< messages inside the node take the processors of modules
   /// The end of a module's compute in which the host waits for FSDP2; null: 0.

@@ -83,8 +83,8 @@ class Detector {
   ///                on from rank to rank, so others may wait for them still.
   bool end(const std::string& why, bool failed = false);
   /// As end(). Takes back what the rank has come to beyond these numbers, because some of it may
-  /// not happen. What the rank comes to afterwards does not count either, but has its number, so
-  /// that a wait of this rank misses others that never come.
+  /// not happen. Later ones do not count either. But they have their numbers, so that a wait of
+  /// this rank misses others that never come.
   void end_after(std::int64_t operation, std::int64_t update, const std::string& why);
 
   /// Returns the reason why the rank is over; empty if it is not.
