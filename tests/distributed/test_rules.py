@@ -264,7 +264,10 @@ def test_a_step_by_any_rule_sends_what_muons_sends(ranks):
 refused = Refusals()
 
 
-@refused("Muon: rule: expected one of ['muon', 'normuon', 'adamuon'], got 'another'", rule="another")
+@refused(
+    "Muon: rule: expected one of ['muon', 'normuon', 'adamuon'] or a rule of dmuon.rules.register, got 'another'",
+    rule="another",
+)
 @refused("Muon: beta2: expected a number in [0, 1), got 1", rule="normuon", beta2=1.0)
 @refused("Muon: beta2: expected a number in [0, 1), got -0.1", rule="adamuon", beta2=-0.1)
 @refused("Muon: cautious_weight_decay: expected True or False, got 1", cautious_weight_decay=1)

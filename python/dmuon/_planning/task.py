@@ -7,7 +7,7 @@ import os
 
 from dmuon import _plan
 from dmuon._planning.owner_plan import DEFAULT_DEVICE, decide, from_file, reserve_bytes
-from dmuon._setup.option_values import require, set_option
+from dmuon._setup.option_values import require_late_updates, set_option, set_replicated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,15 +71,12 @@ def plan_options(
     """
     options = _plan.PlanOptions()
     set_option(function, options, "lookahead", lookahead)
-    set_option(function, options, "replicated", replicated)
     set_option(function, options, "node_copy", node_copy)
     set_option(function, options, "layout_slack", layout_slack)
     set_option(function, options, "max_memory_bytes", max_memory_bytes, or_none=True)
-    good = late_updates is None or isinstance(late_updates, bool)
-    require(function, good, "late_updates", "None, True or False", late_updates)
+    require_late_updates(function, late_updates)
     options.on_cpu, options.rule, options.reserve_bytes = on_cpu, rule, reserve_bytes(on_cpu)
     options.late_updates = _plan.updates_late(on_cpu, num_nodes) if late_updates is None else late_updates
-    if replicated:
-        options.node_copy = options.reshard_after_forward = False
+    set_replicated(function, options, replicated)
     options.validate(function)
     return options

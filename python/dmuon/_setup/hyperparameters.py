@@ -208,7 +208,9 @@ def check_group(group: dict[str, Any], where: str = "", first_lr: Any = 0.0) -> 
             _number(f"{prefix}betas", beta, 1)
         return
     if rule_of(group) not in (known := user_rules.all_names()):
-        raise ValueError(f"{prefix}rule: expected one of {known}, got {shown(group['rule'])}")
+        raise ValueError(
+            f"{prefix}rule: expected one of {known} or a rule of dmuon.rules.register, got {shown(group['rule'])}"
+        )
     for name in ("momentum", *of_rule):
         _number(f"{prefix}{name}", group[name], 1)
     steps = group["ns_steps"]

@@ -31,6 +31,19 @@ def set_option(function: str, options: _plan.StepOptions, name: str, value: obje
         require(function, False, name, _TYPES[kind] + ", not 0, or None" * or_none, value)
 
 
+def set_replicated(function: str, options: _plan.StepOptions, replicated: object) -> None:
+    """Sets `replicated`, after the step's other options: such weights are not resharded, and need no node copies."""
+    set_option(function, options, "replicated", replicated)
+    if options.replicated:
+        options.node_copy = options.reshard_after_forward = False
+
+
+def require_late_updates(function: str, late_updates: object) -> None:
+    """Raises a ValueError unless it is None, True or False."""
+    good = late_updates is None or isinstance(late_updates, bool)
+    require(function, good, "late_updates", "True, False or None", late_updates)
+
+
 def require_path(value: object, argument: str) -> None:
     """Raises a ValueError that names `argument`, unless the value may be a path."""
     if not isinstance(value, str | os.PathLike):

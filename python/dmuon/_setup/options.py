@@ -11,7 +11,7 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dmuon import _plan
-from dmuon._setup.option_values import require, require_path, set_option
+from dmuon._setup.option_values import require, require_late_updates, require_path, set_option, set_replicated
 from dmuon._setup.strategies import require_strategy
 
 STEP = _plan.StepOptions()  # the engine's defaults
@@ -30,8 +30,6 @@ def step_options(
 ) -> _plan.StepOptions:
     """Returns the options of a step for engine and planner, as `dedicate_params` got them.
 
-    Replicated weights are never resharded, and need no node copies.
-
     Raises:
         ValueError: names the first option of a wrong type. `Planning.check` checks ranges.
     """
@@ -40,12 +38,9 @@ def step_options(
     _set(options, "lookahead", lookahead)
     _set(options, "max_units_in_flight", max_units_in_flight, or_none=True)
     options.reshard_after_forward = reshard_after_forward is not False
-    good = late_updates is None or isinstance(late_updates, bool)
-    _require(good, "late_updates", "True, False or None", late_updates)
+    require_late_updates("dedicate_params", late_updates)
     options.late_updates = late_updates is True
-    _set(options, "replicated", replicated)
-    if replicated:
-        options.node_copy = options.reshard_after_forward = False
+    set_replicated("dedicate_params", options, replicated)
     return options
 
 
