@@ -162,13 +162,13 @@ def measured_rates(setting: Setting, model: _plan.Model, batch: int) -> tuple[di
     small, whole = (gather_seconds(setting, row, count) for count in (row.size(), blocks))
     device.launch_us = 1e6 * small / 2 / (row.size() - 1).bit_length()
     received = 2 * blocks * (row.size() - 1) / row.size()
-    gather = whole - small
+    gather = max(whole - small, 1e-6)
     device.link_gb_per_s = received / gather / 1e9
     sharded = _plan.device("cpu")
     for name in ("training_tflops", "elementwise_gb_per_s", "launch_us"):
         setattr(sharded, name, getattr(device, name))
     # A step gathers 2 bytes of an element twice, and scatters 4.
-    scatter = scatter_seconds(setting, row, blocks) - small
+    scatter = max(scatter_seconds(setting, row, blocks) - small, 1e-6)
     sharded.link_gb_per_s = 4 * received / (2 * gather + scatter) / 1e9
     devices = {"adamw": sharded, "dmuon": device}
     if mesh.ndim == 1:

@@ -157,9 +157,10 @@ TEST(Predict, CpusWaitForGradientsOutsideOfMuonInTheBackward) {
 // Each unit's one matrix travels to one of two nodes. gloo's lanes begin the next unit's messages,
 // which take the other direction, while these travel.
 TEST(Predict, LanesOfCpusFillBothDirectionsOfALink) {
-  const auto busy_ms = [](bool on_cpu) {
+  const auto busy_ms = [](bool on_cpu, int lookahead = 2, double outside = 0) {
     plan::PlanOptions options;
     options.on_cpu = on_cpu;
+    options.lookahead = lookahead;
     Setting setting = small_setting({2, 1}, 4, options);
     plan::Inventory inventory;
     for (const plan::Parameter& parameter : setting.plan.inventory)
@@ -168,11 +169,16 @@ TEST(Predict, LanesOfCpusFillBothDirectionsOfALink) {
         plan::modelled_costs(plan::group_by_shape(inventory), setting.device);
     setting.plan = plan::make_plan(inventory, {2, 1}, "round_robin", costs, options);
     setting.network.gb_per_s = 0.01;  // beside which all other work is short
+    setting.training.outside_elements = static_cast<std::int64_t>(outside);
     return predict(setting, Contender::kDmuon).busy_ms[Lane::kInter];
   };
   const double wire_ms = 4 * 1e6 * (4 + 2) / 1e4;
   EXPECT_NEAR(busy_ms(false), wire_ms, 0.01 * wire_ms);
   EXPECT_NEAR(busy_ms(true), wire_ms / 2, 0.01 * wire_ms);
+  // Without lookahead weights travel unit by unit.
+  EXPECT_GT(busy_ms(true, 0), 1.2 * busy_ms(true));
+  // FSDP2's gradients go there and back, half of them in each direction, beside the engine's bytes.
+  EXPECT_NEAR(busy_ms(true, 2, 1e6) - busy_ms(true), 2 * 0.5e6 * 4 / 1e4, 0.01 * wire_ms);
 }
 
 // The output head follows the last unit.

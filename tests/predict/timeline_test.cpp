@@ -71,6 +71,15 @@ TEST(Measure, CountsMessagesThatComputeWaitsFor) {
   EXPECT_EQ(step.waits_us[Phase::kForward][Cause::kOutside], 0);
 }
 
+TEST(Measure, AWaitForAnUpdateIsNoneForMessages) {
+  OneRank rank = one_rank();
+  rank.add(5, Kind::kPublishInter, Lane::kInter, 25, 25, 28);
+  rank.add(5, Kind::kFinishUpdate, Lane::kCompute, 25, 28, 28);
+  const RankStep step = measure(rank.program, rank.timeline, 1, {});
+  EXPECT_EQ(step.messages_us, 4 + 3);
+  EXPECT_EQ(step.awaited_us, 4);
+}
+
 TEST(Measure, MessagesOfFsdp2AreNotTheEngines) {
   const OneRank rank = one_rank();
   const RankStep step = measure(rank.program, rank.timeline, 1, {.unit = core::UnitIndex(0)});

@@ -136,7 +136,9 @@ OwnedDurations::OwnedDurations(const Setting& setting, const simulate::Job& job)
     gradients_.push_back(shares_of(unit, unit.gradient_size));
   }
   if (setting.plan.options.on_cpu) {
-    fill_directions(&schedule::UnitLayout::weight_size, &weights_);
+    // Without lookahead weights of one unit travel at a time.
+    if (setting.plan.options.lookahead > 0)
+      fill_directions(&schedule::UnitLayout::weight_size, &weights_);
     fill_directions(&schedule::UnitLayout::gradient_size, &gradients_);
   }
   const plan::Plan& plan = setting.plan;
@@ -192,26 +194,32 @@ OwnedDurations::Columns OwnedDurations::columns_of(const schedule::UnitLayout& u
 }
 
 // A lane of gloo begins a unit's messages while those of the last one travel (wire/lane.h). So a
-// direction that one unit leaves idle has the next one's, and all units together take as long as
-// the busiest direction takes for all their bytes.
+// direction that one unit leaves idle has the next one's, and the bytes of all units together take
+// as long as the busiest direction needs. FSDP2 sends those of kOutside, by themselves.
 void OwnedDurations::fill_directions(int schedule::UnitLayout::*element_size,
                                      core::Vector<UnitIndex, Shares>* shares) const {
   const auto num_columns = static_cast<std::size_t>(layout_.num_shards);
   Columns together(num_columns,
                    std::vector<double>(static_cast<std::size_t>(layout_.num_replicates)));
+  const std::vector<double> latency_us = rates_.inter_us(together);
+  core::Vector<UnitIndex, std::vector<double>> us;
   std::vector<double> apart_us(num_columns);
-  for (const schedule::UnitLayout& unit : layout_.units) {
-    const Columns columns = columns_of(unit, unit.*element_size);
-    const std::vector<double> us = rates_.inter_us(columns);
-    for (std::size_t i = 0; i < num_columns; ++i) {
-      apart_us[i] += us[i];
+  for (const UnitIndex unit : layout_.units.indices()) {
+    const Columns columns = columns_of(layout_.units[unit], layout_.units[unit].*element_size);
+    us.push_back(rates_.inter_us(columns));
+    for (std::size_t i = 0; unit != kOutside && i < num_columns; ++i) {
+      apart_us[i] += us[unit][i] - latency_us[i];
       std::ranges::transform(together[i], columns[i], together[i].begin(), std::plus<>());
     }
   }
-  const std::vector<double> us = rates_.inter_us(together);
-  for (Shares& of : *shares) {
-    for (std::size_t i = 0; i < num_columns; ++i)
-      if (apart_us[i] > 0) of.columns[i] *= us[i] / apart_us[i];
+  const std::vector<double> together_us = rates_.inter_us(together);
+  for (const UnitIndex unit : shares->indices()) {
+    for (std::size_t i = 0; unit != kOutside && i < num_columns; ++i) {
+      if (apart_us[i] <= 0) continue;
+      const double filled = (together_us[i] - latency_us[i]) / apart_us[i];
+      const double bytes_us = (us[unit][i] - latency_us[i]) * filled;
+      (*shares)[unit].columns[i] *= (bytes_us + latency_us[i]) / us[unit][i];
+    }
   }
 }
 

@@ -85,6 +85,7 @@ struct Lanes {
   schedule::PerLane<Intervals> busy;
   Intervals waits;
   Intervals waits_outside;  // of these, for what FSDP2 moves
+  Intervals waits_update;   // of these, for updates by themselves
   Intervals messages;       // the others'
 };
 
@@ -100,6 +101,8 @@ Lanes lanes_of(const simulate::Program& program, const std::vector<SimulatedSpan
     if (span.lane == Lane::kCompute && !issue.compute) {
       append(&lanes.waits, span.issued_us, span.start_us);
       if (is_outside(issue)) append(&lanes.waits_outside, span.issued_us, span.start_us);
+      if (issue.is(schedule::Kind::kFinishUpdate))
+        append(&lanes.waits_update, span.issued_us, span.start_us);
       continue;
     }
     const double done_us =
@@ -153,12 +156,12 @@ RankStep measure(const simulate::Program& program, const std::vector<SimulatedSp
       result.beside_us[phase][lane] = length(common(lanes.busy[lane], modules));
     }
     const Intervals waits = common(lanes.waits, window);
-    result.slack_us[phase] = slack(waits, lanes, modules, beside.on_cpu);
     Intervals left = without(waits, lanes.waits_outside);
+    result.slack_us[phase] = slack(left, lanes, modules, beside.on_cpu);
     result.waits_us[phase][Cause::kOutside] = length(common(waits, lanes.waits_outside));
     const Intervals messages = common(lanes.messages, window);
     result.messages_us += length(messages);
-    result.awaited_us += length(common(messages, left));
+    result.awaited_us += length(common(messages, without(left, lanes.waits_update)));
     const std::pair<Cause, Lane> of_lanes[] = {{Cause::kIntra, Lane::kIntra},
                                                {Cause::kInter, Lane::kInter},
                                                {Cause::kUpdate, Lane::kUpdate}};

@@ -41,7 +41,7 @@ struct RankStep {
   /// inside the node do.
   PerPhase<double> slack_us{};
   double messages_us = 0;  ///< in which a lane has messages, but for those that FSDP2 moves
-  double awaited_us = 0;   ///< of these, in which compute waits, but not for what FSDP2 moves
+  double awaited_us = 0;   ///< of these, in which compute waits for weights or gradients of units
 };
 
 /// The work of a rank beside the engine's.
