@@ -87,8 +87,7 @@ TEST(InVain, IsAWaitOfARankThatIsOverToo) {
       in_vain({waiting, over}),
       "rank 0 of the mesh has issued 2 operations, last b, and is over: its own update has "
       "failed; it waits for what is awaited; rank 1 of the mesh has issued 1 operations, last "
-      "a, and is over: its update "
-      "has failed");
+      "a, and is over: its update has failed");
   EXPECT_EQ(in_vain({over, over}), "") << "nobody waits";
 }
 
