@@ -17,12 +17,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as dsd
 from checkpoints import dicts_of, full_state, group_of, unlike
+from default_device import on_default_device
 from dmuon._planning import elementwise
 from dmuon._planning.choices import Result, Setting, store
 from dmuon._planning.tuning import polynomial
 from dmuon._setup.hyperparameters import Tuned, native_group, plain_choice
 from models import batch, loss_of, make_gpt, part
-from pool import RankPool, on_default_device
+from pool import RankPool
 from training import AHEAD, dedicate, place_of, shard
 
 import dmuon

@@ -5,7 +5,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from pool import TEST_DEVICE, RankPool, as_default_device, use_emulated_device
+from default_device import as_default_device
+from pool import TEST_DEVICE, RankPool, use_emulated_device
 
 if TEST_DEVICE != "cpu":
     use_emulated_device(0)  # before a first backward, at which autograd counts devices

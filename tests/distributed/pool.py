@@ -13,19 +13,20 @@ import faulthandler
 import gc
 import os
 import re
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from default_device import on_default_device
 from torch.distributed.device_mesh import DeviceMesh
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
 HERE = str(Path(__file__).parent)
 # Where the tests of this folder run: on CPUs, or "emulated", on the asynchronous device (tests/async_device).
@@ -33,7 +34,9 @@ TEST_DEVICE = os.environ.get("DMUON_TEST_DEVICE", "cpu")
 # Limits for hangs: the slowest test, which compiles a model, takes 10 s on an idle machine.
 COLLECTIVE_S = 300
 ANSWER_S = 600
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+AFTER_A_DEATH_S = 60  # of a process that answered nothing
+# Until all ranks of a mesh have met, usually one second. PyTorch's own start hangs once in some thousand times.
+MEET_S, MOST_STARTS = 120, 3
 
 
 class RankFailed(AssertionError):
@@ -121,80 +124,10 @@ def end_workers(workers: Workers) -> None:
         process.join()
 
 
-class RandomNumbersOfTheCpu(TorchFunctionMode):
-    """A device's random numbers are the CPU's: a program has the same there, and so the same weights."""
-
-    is_on = True
-    _MADE = (torch.rand, torch.randn, torch.randint, torch.randperm, torch.rand_like, torch.randn_like)
-    _FILLED = (torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.bernoulli_, torch.Tensor.exponential_)
-
-    def __init__(self, device_type: str) -> None:
-        super().__init__()
-        self._device_type = device_type
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if not self.is_on:
-            return func(*args, **kwargs)
-        if func in self._MADE and kwargs.get("device") is None:
-            args = [value.cpu() if isinstance(value, torch.Tensor) else value for value in args]
-            return func(*args, **{**kwargs, "device": "cpu"}).to(self._device_type)
-        target = kwargs.get("tensor", args[0] if args else None)
-        fills = func in self._FILLED or getattr(func, "__module__", "") == "torch.nn.init"
-        if fills and type(target) in _PLAIN and target.device.type == self._device_type:
-            values = torch.empty(target.shape, dtype=target.dtype, device="cpu")
-            if "tensor" in kwargs:
-                kwargs["tensor"] = values
-            func(*(values, *args[1:])[: len(args)], **kwargs)
-            with torch.no_grad():
-                return target.copy_(values)
-        return func(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def own_random_numbers() -> Iterator[None]:
-    """Inside, or in a function that this decorates, a device draws its own."""
-    RandomNumbersOfTheCpu.is_on = False
-    try:
-        yield
-    finally:
-        RandomNumbersOfTheCpu.is_on = True
-
-
-def random_state() -> torch.Tensor:
-    """Of the default device."""
-    device = torch.get_default_device()
-    return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
-
-
-@contextlib.contextmanager
-def as_default_device(rank: int) -> Iterator[None]:
-    """The asynchronous device is where tensors are made that name no device.
-
-    Raises:
-        AssertionError: it has seen races.
-    """
-    import async_device
-
-    async_device.reset()
-    async_device.configure(seed=10 * async_device.configure()["seed"] + rank)
-    with torch.device("emulated"), RandomNumbersOfTheCpu("emulated"):
-        yield
-    torch.emulated.synchronize()
-    races = async_device.races()
-    assert not races, f"{len(races)} races, first: {races[0]}"
-
-
-def on_default_device(function: Callable[..., Any], mesh: DeviceMesh, kwargs: dict[str, Any]) -> Any:
-    """What the function returns on this rank, with tensors on the CPU."""
-    with as_default_device(mesh.get_rank()):
-        result = function(mesh, **kwargs)
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), result)
-
-
 def _work(rank: int, device_type: str, is_default: bool, connection: Any) -> None:
     sys.path.insert(0, HERE)
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # tells where all threads are
     gc.freeze()  # what was imported is not looked through again by each collection
     torch.set_num_threads(1)
     os.nice(10)  # test_faults, which may run beside, watches the clock
@@ -209,6 +142,7 @@ def _work(rank: int, device_type: str, is_default: bool, connection: Any) -> Non
             function, shape, kwargs = connection.recv()  # which imports the function's module
             if shape not in meshes:
                 meshes[shape] = make_mesh(shape, device_type)
+            connection.send(("meets", None))
             if rank >= torch.Size(shape).numel():
                 connection.send(("outside", None))
                 continue
@@ -253,10 +187,18 @@ class RankPool:
 
     def begin(self, function: Callable[..., Any], mesh: tuple[int, ...], **kwargs: Any) -> None:
         """Calls it as `run` does and waits for no answer: for ranks that `close` kills in the midst of it."""
-        if not self._workers:
-            self._workers = start_workers(_work, self._size, *self._arguments)
-        for _, connection in self._workers:
-            connection.send((function, mesh, kwargs))
+        for _ in range(MOST_STARTS):
+            if not self._workers:
+                self._workers = start_workers(_work, self._size, *self._arguments)
+            for _, connection in self._workers:
+                connection.send((function, mesh, kwargs))
+            answers = self._answers(MEET_S)
+            if all(kind == "meets" for kind, _ in answers.values()):
+                return
+            told = _told({rank: str(value) for rank, (_, value) in answers.items()})
+            print(f"the ranks of {mesh} did not meet: {told}", file=sys.stderr)
+            self.close()
+        raise RankFailed(told)
 
     def run(self, function: Callable[..., Any], mesh: tuple[int, ...], **kwargs: Any) -> list[Any]:
         """The result of `function(mesh, **kwargs)` on each rank of the mesh.
@@ -270,24 +212,34 @@ class RankPool:
             RankFailed: a rank raised or did not answer; the processes are then replaced.
         """
         self.begin(function, mesh, **kwargs)
-        results, errors = [], {}
-        deadline = time.monotonic() + self._answer_s
-        for rank, (process, connection) in enumerate(self._workers):
-            try:
-                answered = connection.poll(max(0.0, deadline - time.monotonic()))
-                kind, value = connection.recv() if answered else ("error", "no answer in time")
-            except (EOFError, ConnectionResetError):
-                process.join(10)
-                kind, value = "error", f"the process died, exit code {process.exitcode}"
-            if kind == "error":
-                errors[rank] = value
-            elif kind == "ok":
-                results.append(value)
+        answers = self._answers(self._answer_s)
+        errors = {rank: value for rank, (kind, value) in answers.items() if kind == "error"}
         if errors:
             self.close()
             raise RankFailed(_told(errors))
+        results = [value for _, (kind, value) in sorted(answers.items()) if kind == "ok"]
         assert len(results) == torch.Size(mesh).numel()
         return results
+
+    def _answers(self, most_s: float) -> dict[int, tuple[str, Any]]:
+        """Of each rank: what kind of answer, and its value. Ranks have a time more once a process has died."""
+        answers: dict[int, tuple[str, Any]] = {}
+        ranks = {connection: rank for rank, (_, connection) in enumerate(self._workers)}
+        deadline = time.monotonic() + most_s
+        while ranks and (ready := wait(ranks, max(0.0, deadline - time.monotonic()))):
+            for connection in ready:
+                rank = ranks.pop(connection)
+                try:
+                    answers[rank] = connection.recv()
+                except (EOFError, ConnectionResetError):
+                    process = self._workers[rank][0]
+                    process.join(10)
+                    answers[rank] = "error", f"the process died, exit code {process.exitcode}"
+                    deadline = min(deadline, time.monotonic() + AFTER_A_DEATH_S)
+        for rank in ranks.values():
+            os.kill(self._workers[rank][0].pid, signal.SIGUSR1)
+            time.sleep(0.2)  # one after the other
+        return answers | dict.fromkeys(ranks.values(), ("error", "no answer in time"))
 
     def close(self) -> None:
         end_workers(self._workers)

@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.nn as nn
 from checkpoints import MODELS, loss, sharded
+from default_device import own_random_numbers
 from models import batch, loss_of, make_gpt
-from pool import make_mesh, own_random_numbers
+from pool import make_mesh
 from refusals import REFUSED, Refusals, expect_refusal
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

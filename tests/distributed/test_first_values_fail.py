@@ -10,9 +10,9 @@ from unittest import mock
 
 import pytest
 import torch
+from default_device import own_random_numbers
 from dmuon._running import first_values
 from models import make_gpt
-from pool import own_random_numbers
 from refusals import attempt, rank_of
 from test_meta_start import all_kinds_of_init
 from training import AHEAD, dedicate

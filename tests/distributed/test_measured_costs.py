@@ -8,10 +8,10 @@ from typing import Any
 from unittest import mock
 
 import torch
+from default_device import own_random_numbers, random_state
 from dmuon._planning import costs
 from models import make_gpt
 from plans import plan_json, started
-from pool import own_random_numbers, random_state
 from training import place_of, shard
 
 import dmuon

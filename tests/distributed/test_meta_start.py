@@ -12,9 +12,9 @@ import torch.distributed.checkpoint.state_dict as dsd
 import torch.nn as nn
 import transformers
 from accounting import FP32, Counted, Sizes, layout
+from default_device import own_random_numbers, random_state
 from dmuon._running import casts
 from models import batch, loss_of, make_gpt
-from pool import own_random_numbers, random_state
 from refusals import REFUSED, Refusals, expect_refusal, rank_of
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor

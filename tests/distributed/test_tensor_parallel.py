@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
-from pool import RankPool, own_random_numbers
+from default_device import own_random_numbers
+from pool import RankPool
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard

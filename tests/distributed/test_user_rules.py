@@ -261,6 +261,42 @@ def test_all_ranks_raise_if_updates_fail_before_later_units_are_issued():
         assert f"of rank {rank}" in error
 
 
+def failure_on_one_rank(mesh: Any) -> tuple[str, float]:
+    """Trains with a rule that raises on rank 1, whose process lives on. Returns the error, and the seconds until it."""
+
+    def raises(update: Any, weights: Any, state: Any, options: Any) -> Any:
+        if mesh.get_rank() == 1:
+            raise KeyError("of rank 1")
+        return update
+
+    dmuon.rules.register("raises_on_rank_1", after=raises)
+    model = make_gpt(depth=2)
+    dedicate(model, mesh, {**AT_ONCE, "strategy": "round_robin"})
+    shard(model, mesh)
+    opt = dmuon.Muon(model, rule="raises_on_rank_1")
+    begun = time.monotonic()
+    try:
+        for step in range(2):
+            loss_of(model, part(batch(step), *place_of(mesh))).backward()
+            opt.step()
+            opt.zero_grad()
+    except RuntimeError as error:
+        return str(error), time.monotonic() - begun
+    raise AssertionError("no error")
+
+
+@pytest.mark.cpu("leaves aborted groups")
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)])
+def test_the_others_raise_beside_fully_shard_though_the_rank_that_failed_lives_on(mesh):
+    pool = RankPool(torch.Size(mesh).numel())
+    answers = pool.run(failure_on_one_rank, mesh)
+    pool.close()
+    assert "of rank 1" in answers[1][0]
+    for error, seconds in answers:
+        assert any(text in error for text in ("of rank 1", "in vain", "pair closure", "closed by peer")), error
+        assert seconds < 60, "gloo's timeout is 300 s"
+
+
 def verified(mesh: Any) -> str:
     model = dedicated(mesh)
     opt = dmuon.Muon(model, rule="raises")

@@ -142,13 +142,13 @@ def check_refused(pool: RankPool, program: Program, reason: str) -> None:
 
 
 def check_names(program: Program, parts: list[str], reason: str) -> None:
-    """Every rank's error says that it is dmuon's; a rank that waits inside FSDP2 learns from another that ends."""
+    """Every rank's error says that it is dmuon's; waits inside FSDP2 end with their connections."""
     named = ["Error: dmuon: "]
     if reason in FSDP2S_OWN:
         named.append(FSDP2S_OWN[reason])
     if program.astray == "raises":
         named.append(f"{OwnError.__name__}: ")
-    ends = [] if program.wrap == "none" else ["Connection (closed|reset) by peer"]
+    ends = [] if program.wrap == "none" else ["Connection (closed|reset) by peer|pair closure"]
     errors = [re.split(r"\n(?=\S*Error: )", part)[-1] for part in parts]
     for error in errors:
         if not re.search("|".join(named + ends), error):

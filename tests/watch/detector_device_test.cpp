@@ -40,7 +40,7 @@ TEST_F(StuckDevice, IsGivenUpOnceIfItWaitsInVain) {
 
 TEST_F(StuckDevice, IsGivenUpIfAnotherRankHasIssuedSomethingElse) {
   rank(1).reach(What::kOperation, "route of 'b'", now_);
-  intervals(6);
+  intervals(8);
   EXPECT_EQ(ranks_[0].times_given_up, 1);
   EXPECT_TRUE(contains(rank(0).error(), "has issued publish of 'a' where rank 1 has issued route"));
 }

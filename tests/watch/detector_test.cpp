@@ -227,15 +227,24 @@ TEST_F(DetectorTest, DoesNotWarnOfASlowWaitThatIsInVain) {
 }
 
 // One rank has come to something of dmuon's, the other waits inside of the host framework. Nothing
-// of dmuon's can raise there, so it gets a warning.
+// of dmuon's can raise there, so it gets a warning. What it waits for is given up once others, who
+// may wait for the same, have warned too.
 TEST_F(DetectorTest, FindsAWaitForARankThatHasLeft) {
   make(2);
   rank(0).reach(What::kOperation, "collectives of X", now_);
   rank(0).leave("collectives of X", now_);
   wait(1, What::kComparison, "here");
-  intervals(5);
+  for (int i = 0; i < 10 && ranks_[0].warnings.empty(); ++i) interval();
   EXPECT_TRUE(contains(rank(1).error(), "last collectives of X, and waits for collectives of X"));
   EXPECT_EQ(ranks_[0].warnings, Words{rank(0).error()});
+  std::vector<int> times_given_up;
+  for (int i = 0; i < 4; ++i) {
+    times_given_up.push_back(ranks_[0].times_given_up);
+    interval();
+  }
+  EXPECT_EQ(times_given_up, (std::vector<int>{0, 0, 1, 1}));
+  EXPECT_EQ(ranks_[1].times_given_up, 0) << "it raises by itself";
+  EXPECT_EQ(ranks_[0].warnings.size(), 1U);
   EXPECT_EQ(ranks_[1].warnings, Words{});
 }
 

@@ -20,10 +20,11 @@ struct Ranks {
   Watch other{store, 1, 2, [](const std::string&) {}, kInterval};
 
   explicit Ranks(std::chrono::milliseconds timeout = std::chrono::hours(1)) {
-    stuck.look_at({[] {
+    stuck.look_at({[this](const std::string& why) { promise.set_value(why); },
+                   [] {
                      return std::optional(Stuck{1, "publish of 'a'"});
                    },
-                   [this](const std::string& why) { promise.set_value(why); }, timeout});
+                   timeout});
     stuck.reach(What::kOperation, "publish of 'a'");
     stuck.reach(What::kOperation, "route of 'b'");  // the host runs ahead
   }
@@ -62,6 +63,26 @@ TEST(WatchOfADevice, GivesUpWhatTheDeviceWaitsForLongerThanTheTimeout) {
             "\nNot come to publish of 'a', on its device (operation 1): rank 1"}))
       << why;
   EXPECT_THROW(ranks.stuck.leave("collectives of X"), core::CommError);
+}
+
+// The host waits for a peer that is over, in a collective of the host framework's.
+TEST(WatchOfAHost, GivesUpWhatItWaitsForInVainOutsideOfDmuon) {
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  std::promise<std::string> promise;
+  std::future<std::string> given_up = promise.get_future();
+  Watch waits{store, 0, 2, [](const std::string&) {}, kInterval};
+  Watch other{store, 1, 2, [](const std::string&) {}, kInterval};
+  waits.look_at({[&](const std::string& why) { promise.set_value(why); }});
+  waits.leave("collectives of X");
+  other.over("its update has failed");
+  ASSERT_EQ(given_up.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  const std::string why = given_up.get();
+  EXPECT_TRUE(contains_all(why, {"in vain", "waits for collectives of X",
+                                 "rank 1 of the mesh has issued 0 operations, and is over: its "
+                                 "update has failed",
+                                 "\nNot come to collectives of X (operation 1): rank 1"}))
+      << why;
+  EXPECT_THROW(waits.leave("collectives of Y"), core::CommError);
 }
 
 }  // namespace

@@ -342,5 +342,26 @@ TEST(Group, GivesUpAtOnceWhenAskedTo) {
   });
 }
 
+// Rank 0 waits where dmuon cannot end a wait; rank 1 lives on, and waits there too.
+TEST(Group, ClosesConnectionsInWhichOthersWait) {
+  run_ranks(2, [](int rank, const StorePtr& store) {
+    auto framework = make_process_group(store, "g", rank, 2, std::chrono::milliseconds(60000));
+    Group group(framework, "mesh (dimension 0)", rank, 2);
+    meet(group);
+    const auto start = Clock::now();
+    std::thread watch([&, mutable_group = group]() mutable {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      if (rank == 0) mutable_group.close_connections();
+    });
+    std::vector<at::Tensor> tensors{filled(0)};
+    EXPECT_ANY_THROW(framework->recv(tensors, 1 - rank, 1 + rank)->wait());
+    EXPECT_LT(Clock::now() - start, std::chrono::milliseconds(5000));
+    watch.join();
+    if (store->add("over", 1) == 2) store->set("both", std::vector<std::uint8_t>{1});
+    store->wait({"both"});
+  });
+  Group(nullptr, "alone", 0, 1).close_connections();
+}
+
 }  // namespace
 }  // namespace dmuon::wire

@@ -125,7 +125,6 @@ def engine_groups(ranks: Ranks) -> _C.SharedMesh:
             framework=[
                 _C.Group(group, f"mesh (dimension {dim})", group.rank(), group.size(), ranks.device_type)
                 for dim, group in enumerate(ranks.mesh_groups)
-                if ranks.device_type != "cpu"
             ],
             tensor_parallel=_C.TensorParallel(
                 over(slices, "slices", ranks.slot_members, ranks.device_type),

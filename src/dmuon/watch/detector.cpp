@@ -6,6 +6,12 @@
 #include "dmuon/core/error.h"
 
 namespace dmuon::watch {
+namespace {
+
+// Intervals from a warning to what gives up the waits of others too. So they have warned before.
+constexpr int kGrace = 2;
+
+}  // namespace
 
 std::int64_t Detector::reach(Rendezvous what, const std::string& described, Time now) {
   const auto kind = static_cast<std::size_t>(what);
@@ -133,8 +139,9 @@ Detector::Conclusion Detector::conclude(std::vector<Report> reports, std::string
   if (is_late(now)) return {error(), true};
   // Outside of dmuon nothing of dmuon's can raise, and an error there names no ranks.
   const bool outside = stays_ && left_ && own_.where == left_->second;
-  if (diagnosis_.empty() || !(outside || device_waits_) || std::exchange(warned_, true)) return {};
-  return {error(), true};
+  if (diagnosis_.empty() || !(outside || device_waits_)) return {};
+  ++num_outside_;
+  return {num_outside_ == 1 ? error() : "", num_outside_ == 1 + kGrace};
 }
 
 bool Detector::is_late(Time now) {

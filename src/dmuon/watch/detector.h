@@ -50,12 +50,13 @@ struct Stuck {
 /// Slow waits: a wait of `slow_after`, then of twice as long, and so on, raises the alarm again. If
 /// it is not in vain, the rank that diagnoses returns a warning that names the missing ranks.
 ///
-/// Devices: a host can block on its device outside of dmuon, where nothing can raise. So if a rank
-/// waits for nobody and comes to nothing new, the caller asks its device. A rank whose device is
-/// stuck in an operation waits for that operation. If this is in vain, conclude() says to give the
-/// device's messages up; then the host goes on and raises. conclude() says so too if the device's
-/// oldest operation stays the same for the timeout of its messages, because NCCL's watchdog does
-/// not see messages that are grouped.
+/// Outside of dmuon nothing can raise: in the host framework's collectives, after leave(), or where
+/// a host blocks on its device. So if a rank waits for nobody and comes to nothing new, the caller
+/// asks its device. A rank whose device is stuck in an operation waits for that operation. If a wait
+/// outside is in vain, conclude() returns a warning, and then says to give up what it waits for;
+/// then the host goes on and raises. conclude() says so too if the device's oldest operation stays
+/// the same for the timeout of its messages, because NCCL's watchdog does not see messages that are
+/// grouped.
 class Detector {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -163,7 +164,7 @@ class Detector {
   std::chrono::milliseconds device_timeout_ = kNoTimeout;
   std::string late_;  // the error of a device that was late
   std::string diagnosis_;
-  bool warned_ = false;  // of the diagnosis
+  int num_outside_ = 0;  // intervals of a wait outside of dmuon that is known to be in vain
   std::vector<Report> reports_;
 };
 

@@ -33,10 +33,10 @@ Watch::Watch(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
   service_.start("dmuon watch", [this] { run(); });
 }
 
-void Watch::look_at(Device device) {
+void Watch::look_at(Outside outside) {
   const Lock lock = service_.lock();
-  detector_.set_device_timeout(device.timeout);
-  device_ = std::move(device);
+  detector_.set_device_timeout(outside.timeout);
+  outside_ = std::move(outside);
 }
 
 std::int64_t Watch::reach(Rendezvous what, const std::string& described) {
@@ -199,7 +199,7 @@ void Watch::answer(Lock& lock) {
 
 // Carries out one interval of the detector. No request to the store holds the mutex.
 void Watch::look(Lock& lock) {
-  if (detector_.begin_interval(device_.has_value())) ask_device(lock);
+  if (detector_.begin_interval(outside_ && outside_->oldest)) ask_device(lock);
   const bool raises = detector_.raises_alarm(steady_clock::now());
   const Report own = detector_.report(wall_clock_ms());
   lock.unlock();
@@ -224,17 +224,17 @@ void Watch::look(Lock& lock) {
   if (!result.warning.empty()) {
     TORCH_WARN(result.warning);
   }
-  if (result.gives_up && device_) give_up_device(lock);
+  if (result.gives_up && outside_) give_up_outside(lock);
 }
 
 void Watch::ask_device(Lock& lock) {
   lock.unlock();
-  std::optional<Stuck> stuck = device_->oldest();
+  std::optional<Stuck> stuck = outside_->oldest();
   lock.lock();
   detector_.see_device(std::move(stuck), steady_clock::now());
 }
 
-void Watch::give_up_device(Lock& lock) {
+void Watch::give_up_outside(Lock& lock) {
   const std::string why = detector_.error();
   detector_.end(why);
   const Report own = detector_.report(wall_clock_ms());
@@ -247,7 +247,7 @@ void Watch::give_up_device(Lock& lock) {
   lock.lock();
   given_up_ = text;  // first: the host goes on at once
   lock.unlock();
-  device_->give_up(text);
+  outside_->give_up(text);
   lock.lock();
 }
 

@@ -39,15 +39,16 @@ class Watch {
       std::chrono::milliseconds interval = std::chrono::milliseconds(500),
       std::chrono::milliseconds slow_after = std::chrono::seconds(10));
 
-  /// A device whose host may block outside of dmuon, where nothing can raise.
-  struct Device {
-    std::function<std::optional<Stuck>()> oldest;         ///< its oldest unfinished operation
-    std::function<void(const std::string& why)> give_up;  ///< ends all that it may wait for
-    /// An operation that takes longer ends by give_up().
+  /// What a host may block in outside of dmuon, where nothing can raise.
+  struct Outside {
+    std::function<void(const std::string& why)> give_up;  ///< ends all that the host may wait for
+    /// Returns its device's oldest unfinished operation. Empty if the host has no other device.
+    std::function<std::optional<Stuck>()> oldest = {};
+    /// A device's operation that takes longer ends by give_up().
     std::chrono::milliseconds timeout = kNoTimeout;
   };
-  /// Looks at this device from now on, on the watch's thread. Call it once, before the first wait.
-  void look_at(Device device);
+  /// Looks there too from now on, on the watch's thread. Call it once, before the first wait.
+  void look_at(Outside outside);
 
   /// This rank comes to its next rendezvous of a kind. Returns the rendezvous' number.
   std::int64_t reach(Rendezvous what, const std::string& described);
@@ -63,7 +64,7 @@ class Watch {
 
   /// Counts an operation outside of dmuon, which all ranks do at the same place between their
   /// operations. Until this rank comes to anything else, it may be waiting there.
-  /// @throws CommError if the messages that the device waited for have been given up.
+  /// @throws CommError if what the host or its device waited for has been given up.
   void leave(const std::string& described);
 
   /// Waits in short turns until `turn` returns true.
@@ -112,19 +113,19 @@ class Watch {
   void run();
   void look(Lock& lock);
   void ask_device(Lock& lock);
-  void give_up_device(Lock& lock);
+  void give_up_outside(Lock& lock);
   void answer(Lock& lock);
   bool ask(Lock& lock, bool* what, Detector::Time end);
 
   Detector detector_;
-  std::optional<Device> device_;
+  std::optional<Outside> outside_;
   bool lost_ = false;  // the store
   // Requests to the thread, to carry out at once: raise the alarm, read all reports.
   bool asks_alarm_ = false;
   bool asks_reports_ = false;
   std::int64_t num_asked_ = 0;
   std::int64_t num_answered_ = 0;
-  std::string given_up_;        // the error of the device's wait, with the attendance
+  std::string given_up_;        // the error of the wait outside, with the attendance
   std::optional<Board> board_;  // the thread's
   std::size_t rank_;
   std::function<void(const std::string& why)> give_up_;

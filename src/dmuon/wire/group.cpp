@@ -17,7 +17,7 @@ constexpr int kMostDirect = 4;
 
 // Closes all connections of a gloo backend, so that peers that wait there fail too. gloo closes
 // them when a receive takes longer than its timeout, so here is one of what nobody sends.
-void close_connections(c10d::Backend& backend) {
+void close(c10d::Backend& backend) {
   constexpr int kNobodySends = 0;  // a tag
   std::vector<at::Tensor> tensors{at::empty({1})};
   for (int from = 0; from < backend.getSize(); ++from) {
@@ -74,10 +74,14 @@ Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int
   if (down_ && free_point_to_point_) {
     down_backend_ = down_->getBackend(device_);
     in_flight_->on_failure([up = backend_, down = down_backend_] {
-      for (const auto& backend : {up, down}) close_connections(*backend);
+      for (const auto& backend : {up, down}) close(*backend);
     });
   }
   groups_messages_ = device_ != c10::DeviceType::CPU && backend_->supportsCoalescing();
+}
+
+void Group::close_connections() {
+  if (backend_ && free_point_to_point_) close(*backend_);
 }
 
 std::chrono::milliseconds Group::timeout() const {

@@ -88,6 +88,10 @@ class Group {
   /// @return  is ready when the device has nothing of this group any more.
   std::shared_future<void> give_up(const std::string& why);
 
+  /// Ends all waits of this process group on a CPU over gloo, here and on the peers that wait for
+  /// this member. A no-op elsewhere. Any thread may call it.
+  void close_connections();
+
   /// True if sends and receives may be in flight in any number and direction without being grouped,
   /// as on gloo with host memory. NCCL serialises them by pair and may deadlock.
   bool free_point_to_point() const { return free_point_to_point_; }

@@ -68,14 +68,17 @@ std::shared_ptr<watch::Watch> SharedMesh::watch_over() {
   };
   auto made =
       std::make_shared<watch::Watch>(everyone.store(), everyone.rank(), everyone.size(), give_up);
-  if (row().device() == c10::DeviceType::CPU) return made;
-  made->look_at({.oldest = [known = on_device] { return known->oldest(); },
-                 .give_up =
-                     [along = along, host = host, slices, all = everyone,
-                      framework = framework](const std::string& why) mutable {
-                       give_up_all({along.values, host.values, slices, {&all, 1}, framework}, why);
-                     },
-                 .timeout = std::min(row().timeout(), column().timeout())});
+  watch::Watch::Outside outside;
+  outside.give_up = [along = along, host = host, slices, all = everyone,
+                     framework = framework](const std::string& why) mutable {
+    give_up_all({along.values, host.values, slices, {&all, 1}, framework}, why);
+    for (Group& group : framework) group.close_connections();
+  };
+  if (row().device() != c10::DeviceType::CPU) {
+    outside.oldest = [known = on_device] { return known->oldest(); };
+    outside.timeout = std::min(row().timeout(), column().timeout());
+  }
+  made->look_at(std::move(outside));
   return made;
 }
 

@@ -96,8 +96,9 @@ struct SharedMesh {
   layout::PerAxis<Group> along;  ///< this rank's row and column; they carry weights and gradients
   layout::PerAxis<Group> host;   ///< the same ranks; they carry words in host memory
   Group everyone;                ///< all, in host memory; the watch uses its store
-  /// Groups of the mesh that are not dmuon's. If a device waits in vain or too long, they are given
-  /// up too, because the host may wait for one of their messages. dmuon sends nothing in them.
+  /// Groups of the mesh that are not dmuon's, and in which dmuon sends nothing. If a rank waits
+  /// outside of dmuon in vain, or its device too long, they are given up too, because the host may
+  /// wait for one of their messages.
   std::vector<Group> framework = {};
   std::optional<TensorParallel> tensor_parallel = {};
   std::shared_ptr<Lanes> lanes = std::make_shared<Lanes>();
