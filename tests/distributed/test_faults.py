@@ -98,7 +98,6 @@ CASES = [
     Case("raises", "gradients cleared", victim=3),
     Case("raises", "block 1 computes", stays=True),
     Case("raises", "block 1 computes", fsdp=True, stays=True),
-    Case("raises", "block 1 backward ends", fsdp=True, mesh=(4,), victim=3, stays=True),
     Case("raises", "block 0 computes", drops=True),
     Case("raises", "block 1 backward ends", victim=3, drops=True),
     Case("dies", "gradients cleared", victim=2, drops=True),
