@@ -226,9 +226,8 @@ TEST_F(DetectorTest, DoesNotWarnOfASlowWaitThatIsInVain) {
   EXPECT_EQ(ranks_[0].warnings, Words{});
 }
 
-// One rank has come to something of dmuon's, the other waits inside of the host framework. Nothing
-// of dmuon's can raise there, so it gets a warning. What it waits for is given up once others, who
-// may wait for the same, have warned too.
+// One rank has come to something of dmuon's, the other waits inside of the host framework. dmuon
+// cannot raise there, so it warns. Once others have warned too, it gives up what it waits for.
 TEST_F(DetectorTest, FindsAWaitForARankThatHasLeft) {
   make(2);
   rank(0).reach(What::kOperation, "collectives of X", now_);

@@ -52,11 +52,11 @@ struct Stuck {
 ///
 /// Outside of dmuon nothing can raise: in the host framework's collectives, after leave(), or where
 /// a host blocks on its device. So if a rank waits for nobody and comes to nothing new, the caller
-/// asks its device. A rank whose device is stuck in an operation waits for that operation. If a wait
-/// outside is in vain, conclude() returns a warning, and then says to give up what it waits for;
-/// then the host goes on and raises. conclude() says so too if the device's oldest operation stays
-/// the same for the timeout of its messages, because NCCL's watchdog does not see messages that are
-/// grouped.
+/// asks its device. A rank whose device is stuck in an operation waits for that operation. If a
+/// wait outside is in vain, conclude() returns a warning, and then says to give up what it waits
+/// for; then the host goes on and raises. conclude() says so too if the device's oldest operation
+/// stays the same for the timeout of its messages, because NCCL's watchdog does not see messages
+/// that are grouped.
 class Detector {
  public:
   using Time = std::chrono::steady_clock::time_point;

@@ -39,7 +39,7 @@ class Watch {
       std::chrono::milliseconds interval = std::chrono::milliseconds(500),
       std::chrono::milliseconds slow_after = std::chrono::seconds(10));
 
-  /// What a host may block in outside of dmuon, where nothing can raise.
+  /// The waits of a host outside of dmuon, where nothing can raise.
   struct Outside {
     std::function<void(const std::string& why)> give_up;  ///< ends all that the host may wait for
     /// Returns its device's oldest unfinished operation. Empty if the host has no other device.
