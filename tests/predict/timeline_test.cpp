@@ -82,7 +82,7 @@ TEST(Measure, AWaitForAnUpdateIsNoneForMessages) {
 
 TEST(Measure, MessagesOfFsdp2AreNotTheEngines) {
   const OneRank rank = one_rank();
-  const RankStep step = measure(rank.program, rank.timeline, 1, {.unit = core::UnitIndex(0)});
+  const RankStep step = measure(rank.program, rank.timeline, 1, {.fsdp2_unit = core::UnitIndex(0)});
   EXPECT_EQ(step.messages_us, 0);
   EXPECT_EQ(step.awaited_us, 0);
   EXPECT_EQ(step.waits_us[Phase::kForward][Cause::kOutside], 6);
@@ -97,6 +97,35 @@ TEST(Measure, AHostThatWaitsInAModuleWaitsForFsdp2) {
   const RankStep step = measure(rank.program, rank.timeline, 1, {.blocked_us = blocked_us});
   EXPECT_EQ(step.waits_us[Phase::kBackward][Cause::kOutside], 2);
   EXPECT_EQ(step.busy_us[Phase::kBackward][Lane::kCompute], 4);
+}
+
+// An update holds up a module from 3 to 4; on CPUs messages inside the node do from 2 on. Then the
+// module waits, beside the update until 7, for a lane between nodes until 8 and one inside until 9.
+TEST(Measure, SlackIsWaitsForMessagesAfterWorkThatHeldUpModules) {
+  OneRank rank = one_rank();
+  rank.timeline.clear();
+  rank.program.issues.clear();
+  rank.compute(0, Compute::kForward, 0, 1);
+  rank.compute(1, Compute::kBackward, 1, 1);
+  rank.compute(2, Compute::kBackward, 1, 1);
+  rank.add(3, Kind::kPublishIntra, Lane::kIntra, 1, 2, 3);
+  rank.add(3, Kind::kOrthogonalise, Lane::kUpdate, 1, 3, 7);
+  rank.compute(3, Compute::kForward, 1, 4);
+  rank.add(3, Kind::kPublishInter, Lane::kInter, 4, 6, 8);
+  rank.add(3, Kind::kPublishIntra, Lane::kIntra, 4, 8, 9);
+  rank.add(3, Kind::kAwaitWeights, Lane::kCompute, 4, 9, 9);
+  rank.compute(3, Compute::kForward, 9, 10);
+  rank.compute(4, Compute::kBackward, 10, 11);
+  rank.compute(5, Compute::kBackward, 11, 11);
+  const auto slack_us = [&](bool on_cpu) {
+    return measure(rank.program, rank.timeline, 1, {.on_cpu = on_cpu}).slack_us[Phase::kForward];
+  };
+  EXPECT_EQ(slack_us(false), 2);
+  EXPECT_EQ(slack_us(true), 2);
+  // Without the update only messages hold modules up, and only on CPUs.
+  rank.timeline[4].start_us = rank.timeline[4].end_us = 1;
+  EXPECT_EQ(slack_us(false), 0);
+  EXPECT_EQ(slack_us(true), 3);
 }
 
 TEST(SpansOf, CountFromTheBeginOfTheStep) {

@@ -94,7 +94,7 @@ simulate::Job owned_job(const Setting& setting, int num_steps) {
 
 simulate::Programs owned_programs(const Setting& setting, const simulate::Job& job) {
   simulate::Programs programs = simulate::unroll(job);
-  if (!setting.plan.options.on_cpu || setting.training.outside_elements == 0) return programs;
+  if (setting.training.outside_elements == 0) return programs;
   const bool has_nodes = setting.plan.mesh.num_replicates > 1;
   const Kind last = has_nodes ? Kind::kRouteInter : Kind::kRouteIntra;
   const schedule::Operation wait{

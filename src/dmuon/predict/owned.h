@@ -26,8 +26,8 @@ inline int times_sent(const simulate::Issue& issue) {
 /// outside of Muon kOutside is empty.
 simulate::Job owned_job(const Setting& setting, int num_steps);
 
-/// Unrolls such a job. On CPUs the host then also waits for the gradients of kOutside before its
-/// backward ends, because FSDP2's calls of gloo return when their messages have come.
+/// Unrolls such a job. Compute then also waits for the gradients of kOutside before the backward
+/// ends: FSDP2 lets its stream wait for them there, and over gloo its calls block the host.
 simulate::Programs owned_programs(const Setting& setting, const simulate::Job& job);
 
 /// Returns what a rank issues in a step after the first, in order, without that wait.

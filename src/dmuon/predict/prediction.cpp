@@ -100,7 +100,7 @@ struct HeldUp {
 
 // Means over ranks; what is held up counts on the rank where that is most.
 Prediction sum_up(const simulate::Programs& programs, const simulate::Execution& execution,
-                  const Beside& beside) {
+                  const Surroundings& around) {
   core::invariant(execution.violations.empty(), "predict: ", core::joined(execution.violations));
   Prediction result;
   const double share = kMs / programs.size();
@@ -109,7 +109,7 @@ Prediction sum_up(const simulate::Programs& programs, const simulate::Execution&
   double awaited_us = 0;
   core::PerOwner<RankStep> steps;
   for (const Owner rank : programs.indices())
-    steps.push_back(measure(programs[rank], execution.timeline[rank], kMeasured, beside));
+    steps.push_back(measure(programs[rank], execution.timeline[rank], kMeasured, around));
   for (const RankStep& step : steps) {
     double update_us = 0;
     result.optimizer_ms -= share * step.routes_in_step_us;
@@ -121,7 +121,7 @@ Prediction sum_up(const simulate::Programs& programs, const simulate::Execution&
       for (const Lane lane : core::EachOf<Lane, schedule::kNumLanes>{})
         result.busy_ms[lane] += share * step.busy_us[phase][lane];
     }
-    const HeldUp held_up(step, beside.on_cpu);
+    const HeldUp held_up(step, around.on_cpu);
     messages_us += step.messages_us;
     awaited_us += std::max(0.0, step.awaited_us - held_up.spared_us);
     result.beside_ms = std::max(result.beside_ms, kMs * held_up.all_us);
@@ -201,10 +201,10 @@ Prediction predict_owned(const Setting& setting) {
   const simulate::Job job = owned_job(setting, kNumSteps);
   OwnedDurations durations(setting, job);
   const simulate::Programs programs = owned_programs(setting, job);
-  const Beside beside{.on_cpu = plan.options.on_cpu,
-                      .blocked_us = [&](const auto& of) { return durations.host_sum_us(of); },
-                      .unit = kOutside};
-  Prediction result = sum_up(programs, simulate::execute(programs, durations), beside);
+  const Surroundings around{.on_cpu = plan.options.on_cpu,
+                            .blocked_us = [&](const auto& of) { return durations.host_sum_us(of); },
+                            .fsdp2_unit = kOutside};
+  Prediction result = sum_up(programs, simulate::execute(programs, durations), around);
   count_bytes(programs, &result);
   const auto outside = static_cast<double>(setting.training.outside_elements);
   const double shard = outside / (plan.mesh.num_shards * plan.mesh.tensor_parallel);

@@ -90,9 +90,9 @@ struct Lanes {
 };
 
 Lanes lanes_of(const simulate::Program& program, const std::vector<SimulatedSpan>& timeline,
-               const Beside& beside) {
+               const Surroundings& around) {
   const auto is_outside = [&](const simulate::Issue& issue) {
-    return beside.unit && !issue.is_on_batch() && issue.unit() == *beside.unit;
+    return around.fsdp2_unit && !issue.is_on_batch() && issue.unit() == *around.fsdp2_unit;
   };
   schedule::PerLane<Intervals> messages;
   Lanes lanes{};
@@ -106,7 +106,7 @@ Lanes lanes_of(const simulate::Program& program, const std::vector<SimulatedSpan
       continue;
     }
     const double done_us =
-        span.end_us - (issue.compute && beside.blocked_us ? beside.blocked_us(issue) : 0);
+        span.end_us - (issue.compute && around.blocked_us ? around.blocked_us(issue) : 0);
     append(&lanes.busy[span.lane], span.start_us, done_us);
     append(&lanes.waits, done_us, span.end_us);
     append(&lanes.waits_outside, done_us, span.end_us);
@@ -142,9 +142,9 @@ const char* name_of(Cause cause) {
 }
 
 RankStep measure(const simulate::Program& program, const std::vector<SimulatedSpan>& timeline,
-                 int step, const Beside& beside) {
+                 int step, const Surroundings& around) {
   const std::vector<double> ends = ends_of(program, timeline);
-  const Lanes lanes = lanes_of(program, timeline, beside);
+  const Lanes lanes = lanes_of(program, timeline, around);
   RankStep result;
   for (const Phase phase : kPhases) {
     const std::size_t event = event_of(step, phase);
@@ -157,7 +157,7 @@ RankStep measure(const simulate::Program& program, const std::vector<SimulatedSp
     }
     const Intervals waits = common(lanes.waits, window);
     Intervals left = without(waits, lanes.waits_outside);
-    result.slack_us[phase] = slack(left, lanes, modules, beside.on_cpu);
+    result.slack_us[phase] = slack(left, lanes, modules, around.on_cpu);
     result.waits_us[phase][Cause::kOutside] = length(common(waits, lanes.waits_outside));
     const Intervals messages = common(lanes.messages, window);
     result.messages_us += length(messages);

@@ -45,18 +45,18 @@ struct RankStep {
 };
 
 /// The work of a rank beside the engine's.
-struct Beside {
+struct Surroundings {
   bool on_cpu = false;  ///< messages inside the node take the processors of modules
   /// The end of a module's compute in which the host waits for FSDP2; null: 0.
   std::function<double(const simulate::Issue&)> blocked_us{};
-  std::optional<core::UnitIndex> unit{};  ///< whose messages are FSDP2's
+  std::optional<core::UnitIndex> fsdp2_unit{};  ///< whose messages are FSDP2's
 };
 
 /// A step's place in a program: its events are 3 * step and the two after it.
 /// @param timeline  of the rank, with a step before and one after.
 RankStep measure(const simulate::Program& program,
                  const std::vector<simulate::SimulatedSpan>& timeline, int step,
-                 const Beside& beside);
+                 const Surroundings& around);
 
 /// Returns the spans that begin in the step or before it, and end in it. Times count from its
 /// begin.
