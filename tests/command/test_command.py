@@ -489,6 +489,13 @@ def test_costs_that_lack_a_shape_name_it(complains, small, file):
     complains("/lacking.json'", "plan", "--inventory", small[1], "--costs", lacking, "--mesh", "8", "--tp", "2")
 
 
+def test_a_plan_is_no_table_of_costs(complains, small, file, capsys):
+    assert main(["plan", *map(str, small), "--json"]) == 0
+    plan = file("plan.json", capsys.readouterr().out)
+    words = "/plan.json': costs: expected a table of costs, as a plan has it under 'costs'; got a plan"
+    complains(words, "plan", "--inventory", small[1], "--costs", plan, "--mesh", "8")
+
+
 def test_files_that_cannot_be_written_are_named(complains, small, tmp_path):
     for path in (tmp_path / "missing" / "plan.json", tmp_path, Path("/dev/full")):
         complains(f"cannot write '{path}'", "plan", *small, "--save", path)

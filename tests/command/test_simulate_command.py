@@ -99,6 +99,15 @@ def test_a_sweep_is_a_table(run):
     assert "\n1 x 8 " in text and "\n2 x 8 " in text
 
 
+def test_a_sweep_stands_in_columns_and_says_where_devices_own_nothing(run):
+    text = run("--meshes", "1x8,32x8", "--tp", "2")
+    head, one_node, most_nodes = text.splitlines()[3:6]
+    assert head.index("ms") + 2 == len("32 x 4, tensor parallel 2") + 10  # where the first figures end, too
+    assert len(head) == len(one_node) == len(most_nodes)
+    assert "32 x 4, tensor parallel 2: 60 of 256 devices own no matrix" in text
+    assert text.count("own no matrix") == 1
+
+
 def test_a_trace_is_as_long_as_the_step(run, tmp_path):
     found = figures(run, "--mesh", "2x4", "--trace", tmp_path / "step.json")
     events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]

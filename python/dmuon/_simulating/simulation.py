@@ -88,6 +88,10 @@ class Simulation:
         """The number of devices that own no matrix, nor a part of one."""
         return self.plan.mesh.num_owners() - len({owner for owner, _ in self.plan.batches})
 
+    def idle_text(self) -> str:
+        """Returns how many devices own no matrix, in words."""
+        return f"{self.num_idle} of {self.plan.mesh.num_owners()} devices own no matrix: under dmuon they update none"
+
     def heading(self, with_mesh: bool = True) -> str:
         """Returns the title of a picture: model, mesh, tokens and device."""
         title = self.title if with_mesh else self.title.rpartition(" on ")[0]
@@ -125,9 +129,8 @@ class Simulation:
                 f"{self.memory_text(name)}"
             )
         lines += [_waits_text(name, step) for name, step in self.steps.items()]
-        if idle := self.num_idle:
-            all_devices = self.plan.mesh.num_owners()
-            lines.append(f"{idle} of {all_devices} devices own no matrix: under dmuon they update none")
+        if self.num_idle:
+            lines.append(self.idle_text())
         lines.append(f"{_memory_note(self.cluster)}; GB: through one device in one direction")
         return "\n".join(lines)
 
@@ -223,19 +226,22 @@ class Simulation:
 
 def sweep_table(simulations: Sequence[Simulation]) -> str:
     """Returns a table of one model on several meshes."""
+    meshes = [mesh_text(simulation.plan.mesh) for simulation in simulations]
+    width = max(map(len, meshes))
     lines = [
-        "mesh        AdamW ms   dmuon ms  x AdamW  Muon-AG ms  x AdamW  optimizer ms  update  hidden  memory GB",
+        f"{'mesh':<{width}}  AdamW ms   dmuon ms  x AdamW  Muon-AG ms  x AdamW  optimizer ms  update  hidden  memory GB",
     ]
-    for simulation in simulations:
+    for mesh, simulation in zip(meshes, simulations, strict=True):
         steps = simulation.steps
         dmuon = steps["dmuon"]
         lines.append(
-            f"{mesh_text(simulation.plan.mesh):<10}{steps['AdamW'].step_ms:10.1f}{dmuon.step_ms:11.1f}"
+            f"{mesh:<{width}}{steps['AdamW'].step_ms:10.1f}{dmuon.step_ms:11.1f}"
             f"{simulation.ratio('dmuon'):9.3f}{steps['Muon-AG'].step_ms:12.1f}{simulation.ratio('Muon-AG'):9.3f}"
             f"{dmuon.optimizer_ms:14.1f}{dmuon.update_ms:8.1f}{dmuon.hidden:8.0%}{simulation.memory_text('dmuon')}"
         )
     first = simulations[0]
-    return "\n".join([first.task_text(with_mesh=False), *lines, _memory_note(first.cluster)])
+    idle = [f"{mesh}: {each.idle_text()}" for mesh, each in zip(meshes, simulations, strict=True) if each.num_idle]
+    return "\n".join([first.task_text(with_mesh=False), *lines, *idle, _memory_note(first.cluster)])
 
 
 def _memory_note(cluster: Cluster) -> str:

@@ -222,6 +222,9 @@ std::string to_json(const CostTable& costs) { return dump_json(costs); }
 
 CostTable costs_from_json(std::string_view text) {
   const Json value = parse_json(text, "costs");
+  const bool is_plan = value.is_object() && value.contains("assignments");
+  core::require(!is_plan,
+                "costs: expected a table of costs, as a plan has it under 'costs'; got a plan");
   return costs_of(JsonReader(value, "costs"));
 }
 
