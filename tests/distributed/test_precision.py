@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -62,7 +63,8 @@ def test_mixed_precision_stays_near_fp32(ranks):
     assert momenta == dict.fromkeys(matrices, torch.float32)
 
 
-def under_autocast(s: Session) -> None:
+def under_autocast(s: Session, how: str = "") -> None:
+    """`how`: "compiled", or "micro-steps", of which the first is under no_sync."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = s.start(make_gpt(depth=2), units=None, mp_policy=None if s.reference else policy)
 
@@ -73,21 +75,41 @@ def under_autocast(s: Session) -> None:
 
         return cast_loss
 
+    if how == "compiled" and not s.reference:
+        s.model = torch.compile(model, backend="eager")
+    num_micro_steps = 2 if how == "micro-steps" else 1
     for step in range(4):
-        s.backward(autocast(language_loss(step, s.size)))
+        for micro in range(num_micro_steps):
+            waits = micro + 1 < num_micro_steps and not s.reference
+            with dmuon.no_sync(model) if waits else nullcontext():
+                s.backward(autocast(language_loss(2 * step + micro, s.size)), scale=1 / num_micro_steps)
         s.step()
         with torch.no_grad():
             s.notes.append(float(autocast(language_loss(step, s.size))(model, s.rank or 0)))
+    s.model = model
     if not s.reference:
         s.notes.append({p.dtype for group in s.opt.param_groups for p in group["params"]})
         s.notes.append(s.opt._runtime.engine.unit(0).weight_tensors()[0].dtype)
 
 
 @pytest.mark.cpu("PyTorch has no autocast for the emulated device")
-@pytest.mark.parametrize(("mesh", "schedule"), [((2, 2), REPLICATED), ((1, 4), AHEAD), ((4, 1), NO_COPY), ((1,), KEPT)])
-def test_autocast_takes_the_place_of_fully_shards_casts(ranks, mesh, schedule):
+@pytest.mark.parametrize(
+    ("mesh", "schedule", "how"),
+    [
+        ((2, 2), REPLICATED, ""),
+        ((1, 4), AHEAD, ""),
+        ((4, 1), NO_COPY, ""),
+        ((1,), KEPT, ""),
+        ((2, 2), REPLICATED, "micro-steps"),
+        ((2, 2), AHEAD, "micro-steps"),
+        ((2, 2), REPLICATED, "compiled"),
+        ((1, 4), AHEAD, "compiled"),
+    ],
+)
+def test_autocast_takes_the_place_of_fully_shards_casts(ranks, mesh, schedule, how):
     """Weights travel, and are multiplied, in 16 bits. The bound is that of mixed precision under fully_shard."""
-    *notes, _ = check(ranks, under_autocast, mesh, schedule=schedule, bound=0.1, among=r"(qkv|out|up|down)\.weight")
+    among = r"(qkv|out|up|down)\.weight"
+    *notes, _ = check(ranks, under_autocast, mesh, schedule=schedule, bound=0.1, among=among, how=how)
     for *losses, dtypes, packed in notes:
         assert len(losses) == 4 and all(math.isfinite(loss) for loss in losses)
         assert dtypes == {torch.float32} and packed == torch.bfloat16
