@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import socket
+import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from dmuon._setup.ranks import Ranks, backends
 logger = logging.getLogger("dmuon")
 
 _CONNECT = datetime.timedelta(minutes=2)
+_GRACE_S = 3.0  # in which lanes may finish at exit
 
 
 class _Key(NamedTuple):
@@ -160,8 +162,9 @@ def _is_of(ranks: Ranks, members: Sequence[int]) -> bool:
 @atexit.register
 def _leave() -> None:
     """Ends the waits of lanes at exit, so that a failed rank does not stay silent until its peers' timeouts."""
+    end = time.monotonic() + _GRACE_S  # of all meshes together
     for mesh, *_ in [*_engine_groups.values(), *_over]:
-        mesh.leave(grace_ms=3000)
+        mesh.leave(grace_ms=max(0, round(1000 * (end - time.monotonic()))))
     _engine_groups.clear()
     _over.clear()
 
