@@ -228,9 +228,8 @@ def sweep_table(simulations: Sequence[Simulation]) -> str:
     """Returns a table of one model on several meshes."""
     meshes = [mesh_text(simulation.plan.mesh) for simulation in simulations]
     width = max(map(len, meshes))
-    lines = [
-        f"{'mesh':<{width}}  AdamW ms   dmuon ms  x AdamW  Muon-AG ms  x AdamW  optimizer ms  update  hidden  memory GB",
-    ]
+    columns = "  AdamW ms   dmuon ms  x AdamW  Muon-AG ms  x AdamW  optimizer ms  update  hidden  memory GB"
+    lines = ["mesh".ljust(width) + columns]
     for mesh, simulation in zip(meshes, simulations, strict=True):
         steps = simulation.steps
         dmuon = steps["dmuon"]
