@@ -166,12 +166,12 @@ def test_a_stand_in_says_so(succeeds):
 
 def test_too_little_memory_is_answered_with_a_number_that_does(succeeds, complains):
     arguments = ("plan", "--model", "qwen2.5-7b", "--mesh", "2x4", "--strategy", "lpt", "--max-memory")
-    enough = int(complains("max_memory", *arguments, "1GB").split(">= ")[1].split()[0])
+    enough = int(complains("plan: --max-memory must be", *arguments, "1GB").split(">= ")[1].split()[0])
     succeeds(*arguments, enough)
     plan = json.loads(succeeds(*arguments, enough, "--json"))
     assert max(plan["memory_bytes"]) + 2 * 1024**3 <= enough  # in reserve on a GPU
-    complains("max_memory", *arguments, enough // 2)
-    on_cpu = int(complains("max_memory", *arguments, "1GB", "--device", "cpu").split(">= ")[1].split()[0])
+    complains("--max-memory", *arguments, enough // 2)
+    on_cpu = int(complains("--max-memory", *arguments, "1GB", "--device", "cpu").split(">= ")[1].split()[0])
     on_cpu_plan = json.loads(succeeds(*arguments, on_cpu, "--device", "cpu", "--json"))
     assert max(on_cpu_plan["memory_bytes"]) == on_cpu
 

@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
     except (ValueError, ImportError, OSError) as error:
         message = " ".join(str(error).split()).removeprefix("dmuon: ")
+        message = message.replace("max_memory_bytes", "--max-memory")  # the option that Python calls so
         print(f"dmuon: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
