@@ -35,8 +35,9 @@ TEST_DEVICE = os.environ.get("DMUON_TEST_DEVICE", "cpu")
 COLLECTIVE_S = 300
 ANSWER_S = 600
 AFTER_A_DEATH_S = 60  # of a process that answered nothing
-# Until all ranks of a mesh have met, usually one second. PyTorch's own start hangs once in some thousand times.
-MEET_S, MOST_STARTS = 120, 3
+LATE = "no answer in time"
+# Until the ranks of new processes have met, usually a second. PyTorch's start, before dmuon does anything, has hung.
+MEET_S, MOST_STARTS = 240, 3
 
 
 class RankFailed(AssertionError):
@@ -97,6 +98,7 @@ class Workers(list[tuple[Any, Any]]):
 def _begin(work: Callable[..., None], rank: int, size: int, port: int, *arguments: Any) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
+    faulthandler.register(signal.SIGUSR1)  # tells where all threads are
     share_gloos_thread()
     work(rank, *arguments)
 
@@ -127,7 +129,6 @@ def end_workers(workers: Workers) -> None:
 def _work(rank: int, device_type: str, is_default: bool, connection: Any) -> None:
     sys.path.insert(0, HERE)
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # tells where all threads are
     gc.freeze()  # what was imported is not looked through again by each collection
     torch.set_num_threads(1)
     os.nice(10)  # test_faults, which may run beside, watches the clock
@@ -184,21 +185,25 @@ class RankPool:
         self._size, self._answer_s = size, answer_s
         self._arguments = (device_type or TEST_DEVICE, not device_type and TEST_DEVICE != "cpu")
         self._workers = Workers()
+        self.met = 0.0  # when the ranks of the last call did
 
     def begin(self, function: Callable[..., Any], mesh: tuple[int, ...], **kwargs: Any) -> None:
         """Calls it as `run` does and waits for no answer: for ranks that `close` kills in the midst of it."""
-        for _ in range(MOST_STARTS):
-            if not self._workers:
+        for start in range(1, MOST_STARTS + 1):
+            are_new = not self._workers
+            if are_new:
                 self._workers = start_workers(_work, self._size, *self._arguments)
             for _, connection in self._workers:
                 connection.send((function, mesh, kwargs))
-            answers = self._answers(MEET_S)
+            answers = self._answers(MEET_S if are_new else self._answer_s)
+            self.met = time.monotonic()
             if all(kind == "meets" for kind, _ in answers.values()):
                 return
-            told = _told({rank: str(value) for rank, (_, value) in answers.items()})
-            print(f"the ranks of {mesh} did not meet: {told}", file=sys.stderr)
             self.close()
-        raise RankFailed(told)
+            told = _told({rank: str(value) for rank, (_, value) in answers.items()})
+            if not are_new or start == MOST_STARTS or ("error", LATE) not in answers.values():
+                raise RankFailed(told)
+            print(f"the ranks of {mesh} have not met, and start again: {told}", file=sys.stderr)
 
     def run(self, function: Callable[..., Any], mesh: tuple[int, ...], **kwargs: Any) -> list[Any]:
         """The result of `function(mesh, **kwargs)` on each rank of the mesh.
@@ -237,9 +242,10 @@ class RankPool:
                     answers[rank] = "error", f"the process died, exit code {process.exitcode}"
                     deadline = min(deadline, time.monotonic() + AFTER_A_DEATH_S)
         for rank in ranks.values():
-            os.kill(self._workers[rank][0].pid, signal.SIGUSR1)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._workers[rank][0].pid, signal.SIGUSR1)
             time.sleep(0.2)  # one after the other
-        return answers | dict.fromkeys(ranks.values(), ("error", "no answer in time"))
+        return answers | dict.fromkeys(ranks.values(), ("error", LATE))
 
     def close(self) -> None:
         end_workers(self._workers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import re
 import time
 from typing import Any
 
@@ -18,6 +19,7 @@ from models import batch, loss_of, make_gpt, part, weights_of_plain
 from pool import RankPool
 from refusals import REFUSED, Refusals, dedicated, expect_refusal
 from scenario import Session, assert_equal_to_reference, check
+from test_faults import THEIRS
 from test_rules import MESHES, assert_skipped_and_loaded, ids, reference_of
 from training import AHEAD, KEPT, REPLICATED, dedicate, place_of, shard, weights_of
 
@@ -144,7 +146,7 @@ def test_a_wrong_function_is_an_error_on_all_ranks_by_name(rule, mesh, schedule)
         assert users_rules.WRONG[rule] in message
 
 
-def trained_again(mesh: Any, ends: str, schedule: dict[str, Any]) -> tuple[list[str], bool]:
+def trained_again(mesh: Any, ends: str, schedule: dict[str, Any], sharded: bool) -> tuple[list[str], bool]:
     """Trains, fails, and trains once more in the same processes. Returns errors, and whether bits were the same."""
     # All ranks' updates fail, or one's.
     strategy = "rank0" if ends == "one update" else "round_robin"
@@ -152,6 +154,8 @@ def trained_again(mesh: Any, ends: str, schedule: dict[str, Any]) -> tuple[list[
     def started(rule: str) -> tuple[Any, dmuon.Muon]:
         model = make_gpt(depth=2)
         dedicate(model, mesh, {"strategy": strategy, **schedule})
+        if sharded:
+            shard(model, mesh)
         return model, dmuon.Muon(model, rule=rule)
 
     def train(rule: str = "muon") -> dict[str, torch.Tensor]:
@@ -175,28 +179,32 @@ def trained_again(mesh: Any, ends: str, schedule: dict[str, Any]) -> tuple[list[
         errors = [str(error)]
     again = errors.copy()
     errors.clear()
+    if sharded:
+        time.sleep(4)  # in which a watch could close what the next training needs
     second = train()
     return again, all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.cpu("on a device the mesh's own groups are aborted too")
 @pytest.mark.parametrize(
-    ("ends", "mesh", "schedule"),
+    ("ends", "mesh", "schedule", "sharded"),
     [
-        ("updates", (1,), AHEAD),
-        ("updates", (2,), AHEAD),
-        ("updates", (2, 2), AHEAD),
-        ("updates", (2, 2), REPLICATED),
-        ("updates", (4, 1), AT_ONCE),
-        ("one update", (2,), AHEAD),
-        ("one update", (2, 2), REPLICATED),
-        ("alone", (2,), AHEAD),
-        ("alone", (2, 2), AHEAD),
+        ("updates", (1,), AHEAD, False),
+        ("updates", (2,), AHEAD, False),
+        ("updates", (2, 2), AHEAD, False),
+        ("updates", (2, 2), AHEAD, True),
+        ("updates", (2, 2), AT_ONCE, True),
+        ("updates", (2, 2), REPLICATED, False),
+        ("updates", (4, 1), AT_ONCE, False),
+        ("one update", (2,), AHEAD, False),
+        ("one update", (2, 2), REPLICATED, False),
+        ("alone", (2,), AHEAD, False),
+        ("alone", (2, 2), AHEAD, False),
     ],
 )
-def test_after_a_failure_on_all_ranks_a_new_model_trains_in_the_same_processes(ends, mesh, schedule):
+def test_after_a_failure_on_all_ranks_a_new_model_trains_in_the_same_processes(ends, mesh, schedule, sharded):
     pool = RankPool(torch.Size(mesh).numel())
-    results = pool.run(trained_again, mesh, ends=ends, schedule=schedule)
+    results = pool.run(trained_again, mesh, ends=ends, schedule=schedule, sharded=sharded)
     pool.close()
     for (error,), same in results:
         assert same
@@ -293,7 +301,7 @@ def test_the_others_raise_beside_fully_shard_though_the_rank_that_failed_lives_o
     pool.close()
     assert "of rank 1" in answers[1][0]
     for error, seconds in answers:
-        assert any(text in error for text in ("of rank 1", "in vain", "pair closure", "closed by peer")), error
+        assert re.search(f"of rank 1|in vain|{THEIRS}", error), error
         assert seconds < 60, "gloo's timeout is 300 s"
 
 

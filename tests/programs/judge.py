@@ -21,7 +21,7 @@ BOUND = 1e-3
 TIMES = 50
 MOST_UNSURE = 0.05  # the bound of a weight, relative to what it moved
 ANSWER_S = 30.0  # a program takes a second
-REFUSE_S = 60.0  # usually 1 to 6, with the start of the ranks; a timeout takes minutes
+REFUSE_S = 60.0  # usually 1 to 6; a timeout takes minutes
 
 
 class Outside(AssertionError):
@@ -125,16 +125,16 @@ def same_bits(program: Program) -> bool:
 
 
 def check_refused(pool: RankPool, program: Program, reason: str) -> None:
-    begun = time.monotonic()
     try:
         outcomes = play_on(pool, program, "options")
     except RankFailed as error:
+        seconds = time.monotonic() - pool.met
         parts = re.split(r"--- rank \d+ ---\n", str(error))[1:]
         if len(parts) < program.size:
             raise Outside(f"{len(parts)} of {program.size} ranks refused ({reason}):\n{error}") from None
         check_names(program, parts, reason)
-        if time.monotonic() - begun > REFUSE_S:
-            raise Outside(f"refused after {time.monotonic() - begun:.0f} s ({reason})") from None
+        if seconds > REFUSE_S:
+            raise Outside(f"refused after {seconds:.0f} s ({reason})") from None
         return
     if not may_train(reason):
         raise Outside(f"is to be refused, but was trained: {reason}")

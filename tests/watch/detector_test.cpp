@@ -247,6 +247,31 @@ TEST_F(DetectorTest, FindsAWaitForARankThatHasLeft) {
   EXPECT_EQ(ranks_[1].warnings, Words{});
 }
 
+// The update's lane has ended the rank. Its host may be told of it, and so wait no more.
+class FailedUpdate : public DetectorTest {
+ protected:
+  FailedUpdate() {
+    make(2);
+    rank(0).reach(What::kOperation, "collectives of X", now_);
+    rank(0).leave("collectives of X", now_);
+    rank(0).end_after(1, 0, "its update has failed");
+    wait(1, What::kComparison, "here");
+  }
+};
+
+TEST_F(FailedUpdate, GivesUpWhatItsHostWaitsFor) {
+  intervals(10);
+  EXPECT_NE(rank(1).error(), "");
+  EXPECT_EQ(ranks_[0].times_given_up, 1);
+}
+
+TEST_F(FailedUpdate, GivesNothingUpOnceItsHostHasTheError) {
+  rank(0).raised();
+  intervals(10);
+  EXPECT_NE(rank(1).error(), "");
+  EXPECT_EQ(ranks_[0].times_given_up, 0);
+}
+
 TEST_F(DetectorTest, IsNotSlowWhereItHasLeft) {
   make(2);
   rank(0).reach(What::kOperation, "collectives of X", now_);

@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import hashlib
 import logging
+import math
 import os
 import socket
 import time
@@ -125,8 +126,8 @@ def engine_groups(ranks: Ranks) -> _C.SharedMesh:
             host_column=over(host_column, "column over the host", ranks.column, "cpu"),
             everyone=over(everyone, "mesh", ranks.everyone, "cpu"),
             framework=[
-                _C.Group(group, f"mesh (dimension {dim})", group.rank(), group.size(), ranks.device_type)
-                for dim, group in enumerate(ranks.mesh_groups)
+                _C.Group(group, f"framework {number}", group.rank(), group.size(), ranks.device_type)
+                for number, group in enumerate(_framework_groups(ranks))
             ],
             tensor_parallel=_C.TensorParallel(
                 over(slices, "slices", ranks.slot_members, ranks.device_type),
@@ -139,6 +140,18 @@ def engine_groups(ranks: Ranks) -> _C.SharedMesh:
     return _engine_groups[key][0]
 
 
+def _framework_groups(ranks: Ranks) -> list[dist.ProcessGroup]:
+    """Returns the groups in which a host may wait outside of the engine: FSDP2's, DTensor's, and that of buffers."""
+    groups = [*ranks.mesh_groups]
+    if ranks.tensor_mesh is not None:
+        groups.append(ranks.tensor_mesh.get_group())
+    slots = _groups.get(_key("slots", ranks.by_slot, ranks))  # of a model without buffers there is none
+    if slots is not None:
+        groups.append(slots)
+    # Waits of another backend on CPUs last until its timeout.
+    return [group for group in groups if ranks.device_type != "cpu" or "gloo" in dist.get_backend(group)]
+
+
 def are_over(members: Sequence[int]) -> bool:
     """Returns True if a training on a mesh of these ranks has failed here, after which its groups are of no use."""
     return any(mesh.failure() for mesh, _, ranks in _engine_groups.values() if _is_of(ranks, members))
@@ -149,6 +162,8 @@ def forget(members: Sequence[int]) -> None:
     for key in [key for key, (_, _, ranks) in _engine_groups.items() if _is_of(ranks, members)]:
         _over.append(_engine_groups.pop(key))
         mesh, _, ranks = _over[-1]
+        if ranks.device_type == "cpu":  # on devices the mesh's own groups are aborted, and not used again
+            mesh.look_away()
         if failure := mesh.failure():  # a late update's may not have been raised yet
             logger.warning("dmuon: dedicate_params replaces groups, because a training has failed: %s", failure)
         for group in [group for group in _groups if group.everyone == ranks.everyone]:
@@ -162,9 +177,10 @@ def _is_of(ranks: Ranks, members: Sequence[int]) -> bool:
 @atexit.register
 def _leave() -> None:
     """Ends the waits of lanes at exit, so that a failed rank does not stay silent until its peers' timeouts."""
-    end = time.monotonic() + _GRACE_S  # of all meshes together
-    for mesh, *_ in [*_engine_groups.values(), *_over]:
-        mesh.leave(grace_ms=max(0, round(1000 * (end - time.monotonic()))))
+    end = time.monotonic() + _GRACE_S
+    meshes = [mesh for mesh, *_ in [*_engine_groups.values(), *_over]]
+    for mesh in sorted(meshes, key=lambda mesh: bool(mesh.failure())):  # what has failed takes nobody's time
+        mesh.leave(grace_ms=max(0, math.ceil(1000 * (end - time.monotonic()))))
     _engine_groups.clear()
     _over.clear()
 
@@ -184,12 +200,16 @@ def _order(members: tuple[int, ...]) -> list[int]:
     return [] if order == list(range(len(members))) else order
 
 
+def _key(purpose: str, members: tuple[int, ...], ranks: Ranks) -> _Key:
+    sides = ranks.num_replicates, ranks.num_shards, ranks.tensor_parallel
+    return _Key(purpose, members, sides, ranks.everyone, ranks.device_type, ranks.timeout)
+
+
 def _group(purpose: str, members: tuple[int, ...], ranks: Ranks, host: bool) -> dist.ProcessGroup | None:
     """Returns the group of a purpose and mesh in this process. Only its members wait for its creation."""
     if len(members) == 1:
         return None
-    sides = ranks.num_replicates, ranks.num_shards, ranks.tensor_parallel
-    key = _Key(purpose, members, sides, ranks.everyone, ranks.device_type, ranks.timeout)
+    key = _key(purpose, members, ranks)
     group = _groups.get(key)
     # The group may have been destroyed, between two runs in one process.
     if group is None or not _usable(group):

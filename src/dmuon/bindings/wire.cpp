@@ -49,6 +49,7 @@ void init_wire(py::module_& module) {
            }),
            py::arg("row"), py::arg("column"), py::arg("host_row"), py::arg("host_column"),
            py::arg("everyone"), py::arg("framework"), py::arg("tensor_parallel"))
+      .def("look_away", &SharedMesh::look_away)
       .def("failure", [](const SharedMesh& mesh) { return mesh.watch->failure(); })
       .def(
           "leave",

@@ -73,7 +73,12 @@ void Executor::finish_update(Kind kind, const schedule::Subject& subject, const 
              when();
     });
   } else {
-    awaited.done.wait();
+    try {
+      awaited.done.wait();
+    } catch (...) {
+      mesh_.watch->raised();
+      throw;
+    }
   }
   update_awaited_.set(pool_->device());
 }

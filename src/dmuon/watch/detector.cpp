@@ -8,7 +8,8 @@
 namespace dmuon::watch {
 namespace {
 
-// Intervals from a warning to what gives up the waits of others too. So they have warned before.
+// Intervals between a rank's warning and what it gives up. Closed connections end the waits of
+// other ranks too, and these are to warn before.
 constexpr int kGrace = 2;
 
 }  // namespace
@@ -60,16 +61,22 @@ void Detector::rest() {
   std::tie(own_.number, own_.where) = *left_;
 }
 
-bool Detector::end(const std::string& why, bool failed) {
+bool Detector::become_over(const std::string& why) {
   if (!own_.over.empty()) return false;
   own_.over = why;
+  return true;
+}
+
+bool Detector::end(const std::string& why, bool failed) {
+  host_knows_ = true;
+  if (!become_over(why)) return false;
   if (failed && host_waits_ && own_.awaited != Rendezvous::kOperation)
     own_.reached[static_cast<std::size_t>(*own_.awaited)] = own_.number - 1;
   return true;
 }
 
 void Detector::end_after(std::int64_t operation, std::int64_t update, const std::string& why) {
-  if (!end(why)) return;
+  if (!become_over(why)) return;
   taken_back_ = true;
   own_.take_back_to(operation);
   std::int64_t& updates = own_.reached[static_cast<std::size_t>(Rendezvous::kUpdate)];
@@ -138,10 +145,10 @@ Detector::Conclusion Detector::conclude(std::vector<Report> reports, std::string
   if (complete && diagnosis_.empty() && slow_wait_ == wait_) return {slow_warning(now, now_ms)};
   if (is_late(now)) return {error(), true};
   // Outside of dmuon nothing of dmuon's can raise, and an error there names no ranks.
-  const bool outside = stays_ && left_ && own_.where == left_->second;
+  const bool outside = stays_ && left_ && !host_knows_ && own_.where == left_->second;
   if (diagnosis_.empty() || !(outside || device_waits_)) return {};
-  ++num_outside_;
-  return {num_outside_ == 1 ? error() : "", num_outside_ == 1 + kGrace};
+  ++num_in_vain_;
+  return {num_in_vain_ == 1 ? error() : "", num_in_vain_ == 1 + kGrace};
 }
 
 bool Detector::is_late(Time now) {

@@ -83,6 +83,8 @@ class Detector {
   ///                comparison, agreement or update in which it waits: these pass words or slices
   ///                on from rank to rank, so others may wait for them still.
   bool end(const std::string& why, bool failed = false);
+  /// An error has been raised on the host, as end() says too. So it waits nowhere outside of dmuon.
+  void raised() { host_knows_ = true; }
   /// As end(). Takes back what the rank has come to beyond these numbers, because some of it may
   /// not happen. Later ones do not count either. But they have their numbers, so that a wait of
   /// this rank misses others that never come.
@@ -137,6 +139,7 @@ class Detector {
   std::vector<Report> table() const;
 
  private:
+  bool become_over(const std::string& why);  // returns false if it was over before
   void begin(Time now);
   void rest();
   bool is_late(Time now);
@@ -148,6 +151,7 @@ class Detector {
   /// The operation in which it has left, by number and words.
   std::optional<std::pair<std::int64_t, std::string>> left_;
   bool taken_back_ = false;      // by end_after()
+  bool host_knows_ = false;      // that the rank is over; an update's lane may have ended it
   bool host_waits_ = false;      // in begin_wait()
   bool device_waits_ = false;    // at the last see_device()
   std::int64_t wait_ = 0;        // counts waits and the times between them
@@ -164,7 +168,7 @@ class Detector {
   std::chrono::milliseconds device_timeout_ = kNoTimeout;
   std::string late_;  // the error of a device that was late
   std::string diagnosis_;
-  int num_outside_ = 0;  // intervals of a wait outside of dmuon that is known to be in vain
+  int num_in_vain_ = 0;  // intervals in which it waited outside of dmuon, and knew the diagnosis
   std::vector<Report> reports_;
 };
 

@@ -39,6 +39,16 @@ void Watch::look_at(Outside outside) {
   outside_ = std::move(outside);
 }
 
+void Watch::look_away() {
+  const Lock lock = service_.lock();
+  outside_.reset();
+}
+
+void Watch::raised() {
+  const Lock lock = service_.lock();
+  detector_.raised();
+}
+
 std::int64_t Watch::reach(Rendezvous what, const std::string& described) {
   const Lock lock = service_.lock();
   return detector_.reach(what, described, steady_clock::now());
@@ -228,14 +238,16 @@ void Watch::look(Lock& lock) {
 }
 
 void Watch::ask_device(Lock& lock) {
+  const auto oldest = outside_->oldest;
   lock.unlock();
-  std::optional<Stuck> stuck = outside_->oldest();
+  std::optional<Stuck> stuck = oldest();
   lock.lock();
   detector_.see_device(std::move(stuck), steady_clock::now());
 }
 
 void Watch::give_up_outside(Lock& lock) {
   const std::string why = detector_.error();
+  const auto give_up = outside_->give_up;
   detector_.end(why);
   const Report own = detector_.report(wall_clock_ms());
   lock.unlock();
@@ -247,7 +259,7 @@ void Watch::give_up_outside(Lock& lock) {
   lock.lock();
   given_up_ = text;  // first: the host goes on at once
   lock.unlock();
-  outside_->give_up(text);
+  give_up(text);
   lock.lock();
 }
 

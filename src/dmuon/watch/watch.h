@@ -49,6 +49,11 @@ class Watch {
   };
   /// Looks there too from now on, on the watch's thread. Call it once, before the first wait.
   void look_at(Outside outside);
+  /// Gives nothing up any more.
+  void look_away();
+
+  /// Says that an error of this rank has been raised on its host, which so waits for nothing.
+  void raised();
 
   /// This rank comes to its next rendezvous of a kind. Returns the rendezvous' number.
   std::int64_t reach(Rendezvous what, const std::string& described);

@@ -16,9 +16,10 @@ namespace {
 constexpr int kMostDirect = 4;
 
 // Closes all connections of a gloo backend, so that peers that wait there fail too. gloo closes
-// them when a receive takes longer than its timeout, so here is one of what nobody sends.
+// them when a receive takes longer than its timeout. This one is of what nobody sends: its tag is
+// no small number, which users and PyTorch take.
 void close(c10d::Backend& backend) {
-  constexpr int kNobodySends = 0;  // a tag
+  constexpr int kNobodySends = 0x7fd0a0c1;
   std::vector<at::Tensor> tensors{at::empty({1})};
   for (int from = 0; from < backend.getSize(); ++from) {
     try {

@@ -72,7 +72,11 @@ std::shared_ptr<watch::Watch> SharedMesh::watch_over() {
   outside.give_up = [along = along, host = host, slices, all = everyone,
                      framework = framework](const std::string& why) mutable {
     give_up_all({along.values, host.values, slices, {&all, 1}, framework}, why);
-    for (Group& group : framework) group.close_connections();
+    // The host may wait for a message that Python has sent in one of these.
+    for (const std::span<Group> some :
+         std::initializer_list<std::span<Group>>{along.values, slices, framework}) {
+      for (Group& group : some) group.close_connections();
+    }
   };
   if (row().device() != c10::DeviceType::CPU) {
     outside.oldest = [known = on_device] { return known->oldest(); };

@@ -129,6 +129,10 @@ struct SharedMesh {
   /// a rank that failed ends, and its peers raise, before any timeout. A no-op in a forked child.
   void leave(std::chrono::milliseconds grace);
 
+  /// Call this after a failure, when another training begins on these ranks. `framework` is that
+  /// training's from now on: it is not given up any more.
+  void look_away() { watch->look_away(); }
+
  private:
   std::shared_ptr<watch::Watch> watch_over();
   std::vector<Group> groups_of_words() const;
