@@ -31,12 +31,12 @@ time.sleep(600)
 # chooses its interface by itself if told to.
 HOST_GROUP = """
 import contextlib, datetime, os, sys, torch, torch.distributed as dist
-from dmuon._setup import groups
+from dmuon._setup import groups, new_groups
 from dmuon._setup.ranks import Ranks
 dist.init_process_group("cuda:gloo")
 del os.environ["GLOO_SOCKET_IFNAME"]
 if sys.argv[1] == "by itself":
-    groups.reachable_interface, groups._CONNECT = contextlib.nullcontext, datetime.timedelta(seconds=5)
+    new_groups.reachable_interface, new_groups._CONNECT = contextlib.nullcontext, datetime.timedelta(seconds=5)
 rows = ((0, 1), (2, 3))
 try:
     group = groups.everyone_group(Ranks(rows, dist.get_rank(), "cuda", None, rows))
