@@ -130,7 +130,7 @@ def engine_groups(ranks: Ranks) -> _C.SharedMesh:
 
 
 def _framework_groups(ranks: Ranks) -> list[dist.ProcessGroup]:
-    """Returns the groups in which a host may wait outside of the engine: FSDP2's, DTensor's, and that of buffers."""
+    """Returns the groups in which a host may wait outside of the engine, for FSDP2, DTensor or the copy of buffers."""
     groups = [*ranks.mesh_groups]
     if ranks.tensor_mesh is not None:
         groups.append(ranks.tensor_mesh.get_group())

@@ -44,7 +44,7 @@ struct RankStep {
   double awaited_us = 0;   ///< of these, in which compute waits for weights or gradients of units
 };
 
-/// The work of a rank beside the engine's.
+/// Says what else a rank does beside the engine.
 struct Surroundings {
   bool on_cpu = false;  ///< messages inside the node take the processors of modules
   /// The end of a module's compute in which the host waits for FSDP2; null: 0.
