@@ -128,6 +128,27 @@ TEST(Measure, SlackIsWaitsForMessagesAfterWorkThatHeldUpModules) {
   EXPECT_EQ(slack_us(true), 3);
 }
 
+// The forward's modules wait for 3 us less. What comes beside a backward is spared nothing.
+TEST(HeldUpIn, ForwardsMakeUpForWhatHoldsThemUp) {
+  RankStep step;
+  step.beside_us[Phase::kForward][Lane::kUpdate] = 5;
+  step.beside_us[Phase::kForward][Lane::kIntra] = 2;
+  step.slack_us[Phase::kForward] = 3;
+  step.beside_us[Phase::kBackward][Lane::kUpdate] = 4;
+  step.beside_us[Phase::kBackward][Lane::kIntra] = 1;
+  step.slack_us[Phase::kBackward] = 10;
+  const HeldUp of_device = held_up_in(step, false);
+  EXPECT_EQ(of_device.all_us, 5 - 3 + 4);
+  EXPECT_EQ(of_device.update_us, 5 - 3 + 4);
+  EXPECT_EQ(of_device.spared_us, 3);
+  const HeldUp of_cpu = held_up_in(step, true);
+  EXPECT_EQ(of_cpu.all_us, 5 + 2 - 3 + 4 + 1);
+  EXPECT_EQ(of_cpu.update_us, 5 - 3 + 4);
+  EXPECT_EQ(of_cpu.spared_us, 3);
+  step.slack_us[Phase::kForward] = 100;
+  EXPECT_EQ(held_up_in(step, true).spared_us, 5 + 2);
+}
+
 TEST(SpansOf, CountFromTheBeginOfTheStep) {
   const OneRank rank = one_rank();
   const std::vector<SimulatedSpan> spans = spans_of(rank.program, rank.timeline, 1);

@@ -78,26 +78,6 @@ Span named(const simulate::SimulatedSpan& span, const simulate::Issue& issue) {
           .end_ms = kMs * span.end_us};
 }
 
-// The time by which other work on a rank's device holds up its modules: the update does, on CPUs
-// also messages inside the node. Held up modules of a forward wait less for weights afterwards.
-// Held up modules of a backward send their gradients later, so they wait as long as before.
-struct HeldUp {
-  HeldUp(const RankStep& step, bool on_cpu) {
-    for (const Phase phase : kPhases) {
-      const double of_update = step.beside_us[phase][Lane::kUpdate];
-      const double us = of_update + (on_cpu ? step.beside_us[phase][Lane::kIntra] : 0);
-      const double spared = phase == Phase::kForward ? std::min(us, step.slack_us[phase]) : 0;
-      update_us += std::max(0.0, of_update - spared);
-      all_us += us - spared;
-      spared_us += spared;
-    }
-  }
-
-  double all_us = 0;
-  double update_us = 0;
-  double spared_us = 0;  // of the waits
-};
-
 // Means over ranks; what is held up counts on the rank where that is most.
 Prediction sum_up(const simulate::Programs& programs, const simulate::Execution& execution,
                   const Surroundings& around) {
@@ -121,7 +101,7 @@ Prediction sum_up(const simulate::Programs& programs, const simulate::Execution&
       for (const Lane lane : core::EachOf<Lane, schedule::kNumLanes>{})
         result.busy_ms[lane] += share * step.busy_us[phase][lane];
     }
-    const HeldUp held_up(step, around.on_cpu);
+    const HeldUp held_up = held_up_in(step, around.on_cpu);
     messages_us += step.messages_us;
     awaited_us += std::max(0.0, step.awaited_us - held_up.spared_us);
     result.beside_ms = std::max(result.beside_ms, kMs * held_up.all_us);

@@ -181,6 +181,19 @@ RankStep measure(const simulate::Program& program, const std::vector<SimulatedSp
   return result;
 }
 
+HeldUp held_up_in(const RankStep& step, bool on_cpu) {
+  HeldUp result;
+  for (const Phase phase : kPhases) {
+    const double of_update = step.beside_us[phase][Lane::kUpdate];
+    const double us = of_update + (on_cpu ? step.beside_us[phase][Lane::kIntra] : 0);
+    const double spared = phase == Phase::kForward ? std::min(us, step.slack_us[phase]) : 0;
+    result.update_us += std::max(0.0, of_update - spared);
+    result.all_us += us - spared;
+    result.spared_us += spared;
+  }
+  return result;
+}
+
 std::vector<SimulatedSpan> spans_of(const simulate::Program& program,
                                     const std::vector<SimulatedSpan>& timeline, int step) {
   const std::vector<double> ends = ends_of(program, timeline);

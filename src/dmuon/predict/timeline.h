@@ -58,6 +58,16 @@ RankStep measure(const simulate::Program& program,
                  const std::vector<simulate::SimulatedSpan>& timeline, int step,
                  const Surroundings& around);
 
+/// The time by which other work on a rank's device holds up its modules in a step: the update does,
+/// on CPUs also messages inside the node. Modules of a forward that are held up wait less for
+/// weights afterwards. Those of a backward send their gradients later, and wait as long as before.
+struct HeldUp {
+  double all_us = 0;     ///< by which the step takes longer
+  double update_us = 0;  ///< of this, by the update
+  double spared_us = 0;  ///< of the waits
+};
+HeldUp held_up_in(const RankStep& step, bool on_cpu);
+
 /// Returns the spans that begin in the step or before it, and end in it. Times count from its
 /// begin.
 std::vector<simulate::SimulatedSpan> spans_of(const simulate::Program& program,
