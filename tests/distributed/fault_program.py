@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from dmuon._setup import groups
+from dmuon._setup import groups, new_groups
 from models import Gpt, batch, loss_of, part
 from pool import make_mesh, use_emulated_device
 from scenario import Session
@@ -137,7 +137,7 @@ class Program:
         mesh = make_mesh(case.mesh, case.device)
         timeout = case.timeout
         for dim in range(mesh.ndim):  # FSDP2 uses them; by default they wait for half an hour
-            groups.set_timeout(timeout, mesh.get_group(dim))
+            new_groups.set_timeout(timeout, mesh.get_group(dim))
         torch.manual_seed(0)
         self.session = Session(mesh, {**AHEAD, "lookahead": case.lookahead})
         units = {} if case.fsdp else {"units": None}

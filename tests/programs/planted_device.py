@@ -128,8 +128,8 @@ DEVICE = (
     Planted(
         "device_does_not_wait_for_updates",
         EXECUTOR_UPDATE,
-        "    awaited.done.wait();\n  }\n  update_awaited_",
-        "  }\n  update_awaited_",
+        "      awaited.done.wait();\n    } catch",
+        "    } catch",
         "Compute changes gradients, or saves weights, while the update lane still works on them.",
         on_device=True,
     ),
