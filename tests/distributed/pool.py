@@ -36,8 +36,9 @@ COLLECTIVE_S = 300
 ANSWER_S = 600
 AFTER_A_DEATH_S = 60  # of a process that answered nothing
 LATE = "no answer in time"
-# Until the ranks of new processes have met, usually a second. PyTorch's start, before dmuon does anything, has hung.
-MEET_S, MOST_STARTS = 240, 3
+# Until the ranks of a mesh have met, usually a second. With one thread for all groups, gloo's creation of a mesh's
+# groups, before dmuon does anything, hangs once in some thousand times.
+MEET_S, MOST_STARTS = 120, 3
 
 
 class RankFailed(AssertionError):
@@ -190,18 +191,17 @@ class RankPool:
     def begin(self, function: Callable[..., Any], mesh: tuple[int, ...], **kwargs: Any) -> None:
         """Calls it as `run` does and waits for no answer: for ranks that `close` kills in the midst of it."""
         for start in range(1, MOST_STARTS + 1):
-            are_new = not self._workers
-            if are_new:
+            if not self._workers:
                 self._workers = start_workers(_work, self._size, *self._arguments)
             for _, connection in self._workers:
                 connection.send((function, mesh, kwargs))
-            answers = self._answers(MEET_S if are_new else self._answer_s)
+            answers = self._answers(MEET_S)
             self.met = time.monotonic()
             if all(kind == "meets" for kind, _ in answers.values()):
                 return
             self.close()
             told = _told({rank: str(value) for rank, (_, value) in answers.items()})
-            if not are_new or start == MOST_STARTS or ("error", LATE) not in answers.values():
+            if start == MOST_STARTS or ("error", LATE) not in answers.values():
                 raise RankFailed(told)
             print(f"the ranks of {mesh} have not met, and start again: {told}", file=sys.stderr)
 
