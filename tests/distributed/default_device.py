@@ -55,7 +55,7 @@ def own_random_numbers() -> Iterator[None]:
 
 
 def random_state() -> torch.Tensor:
-    """Of the default device."""
+    """Returns that of the default device."""
     device = torch.get_default_device()
     return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
 
@@ -79,7 +79,7 @@ def as_default_device(rank: int) -> Iterator[None]:
 
 
 def on_default_device(function: Callable[..., Any], mesh: DeviceMesh, kwargs: dict[str, Any]) -> Any:
-    """What the function returns on this rank, with tensors on the CPU."""
+    """Returns what the function does on this rank, with tensors on the CPU."""
     with as_default_device(mesh.get_rank()):
         result = function(mesh, **kwargs)
     return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), result)

@@ -227,7 +227,7 @@ class RankPool:
         return results
 
     def _answers(self, most_s: float) -> dict[int, tuple[str, Any]]:
-        """Of each rank: what kind of answer, and its value. Ranks have a time more once a process has died."""
+        """Returns each rank's kind of answer and its value. Once a process has died, the others have a time more."""
         answers: dict[int, tuple[str, Any]] = {}
         ranks = {connection: rank for rank, (_, connection) in enumerate(self._workers)}
         deadline = time.monotonic() + most_s

@@ -64,7 +64,7 @@ def test_mixed_precision_stays_near_fp32(ranks):
 
 
 def under_autocast(s: Session, how: str = "") -> None:
-    """`how`: "compiled", or "micro-steps", of which the first is under no_sync."""
+    """`how` may be "compiled", or "micro-steps": two a step, and no_sync holds in the first."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = s.start(make_gpt(depth=2), units=None, mp_policy=None if s.reference else policy)
 

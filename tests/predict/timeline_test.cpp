@@ -128,7 +128,7 @@ TEST(Measure, SlackIsWaitsForMessagesAfterWorkThatHeldUpModules) {
   EXPECT_EQ(slack_us(true), 3);
 }
 
-// The forward's modules wait for 3 us less. What comes beside a backward is spared nothing.
+// The forward's modules wait for 3 us less. A backward's wait as long as before.
 TEST(HeldUpIn, ForwardsMakeUpForWhatHoldsThemUp) {
   RankStep step;
   step.beside_us[Phase::kForward][Lane::kUpdate] = 5;

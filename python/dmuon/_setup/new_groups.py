@@ -21,7 +21,7 @@ from dmuon._setup.ranks import Ranks, backends
 
 _CONNECT = datetime.timedelta(minutes=2)
 
-# By default process group and key: the number of groups that this process has begun to create.
+# Has, by default process group and key, the number of groups that this process has begun to create.
 _num_begun: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[Hashable]] = weakref.WeakKeyDictionary()
 
 

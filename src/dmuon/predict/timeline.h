@@ -58,9 +58,9 @@ RankStep measure(const simulate::Program& program,
                  const std::vector<simulate::SimulatedSpan>& timeline, int step,
                  const Surroundings& around);
 
-/// The time by which other work on a rank's device holds up its modules in a step: the update does,
-/// on CPUs also messages inside the node. Modules of a forward that are held up wait less for
-/// weights afterwards. Those of a backward send their gradients later, and wait as long as before.
+/// Microseconds by which other work on a rank's device holds up its modules in a step. The update
+/// does, and on CPUs messages inside the node do too. Modules of a forward that are held up wait
+/// less for weights afterwards. In a backward gradients leave later, so waits stay as long.
 struct HeldUp {
   double all_us = 0;     ///< by which the step takes longer
   double update_us = 0;  ///< of this, by the update

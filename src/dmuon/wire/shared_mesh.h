@@ -96,9 +96,9 @@ struct SharedMesh {
   layout::PerAxis<Group> along;  ///< this rank's row and column; they carry weights and gradients
   layout::PerAxis<Group> host;   ///< the same ranks; they carry words in host memory
   Group everyone;                ///< all, in host memory; the watch uses its store
-  /// Groups of the mesh that are not dmuon's, and in which dmuon sends nothing. If a rank waits
-  /// outside of dmuon in vain, or its device too long, they are given up too, because the host may
-  /// wait for one of their messages.
+  /// Groups in which the engine sends nothing, and the host may wait: the mesh's own, which FSDP2
+  /// uses, those of tensor parallelism and of buffers. If the host waits outside of dmuon in vain,
+  /// or its device too long, they are given up too.
   std::vector<Group> framework = {};
   std::optional<TensorParallel> tensor_parallel = {};
   std::shared_ptr<Lanes> lanes = std::make_shared<Lanes>();
