@@ -171,8 +171,8 @@ TEST(Memory, OfTheLargestInventoryDoesNotOverflow) {
   options.lookahead = schedule::kMostUnits;
   const auto all = memory(inventory, {2, 2}, PerParameter<Owner>(20), batches, options);
   const std::int64_t huge = inventory.front().num_elements();
-  // Beside it the gradients of one unit, and the nodes' means of four.
-  EXPECT_EQ(all[Owner(0)].buffers, 16 * huge + (1 + 4) * 8 * 128);
+  // Beside it the gradients of one unit, and the nodes' means of all others.
+  EXPECT_EQ(all[Owner(0)].buffers, 16 * huge + (1 + 19) * 8 * 128);
   EXPECT_EQ(all[Owner(0)].state, 12 * (huge + 19));
   const std::int64_t side = (1 << 28) - 1;
   EXPECT_EQ(all[Owner(0)].update, 8 * huge + 8 * (2 * huge + 2 * side * side));

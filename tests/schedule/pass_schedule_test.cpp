@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "dmuon/schedule/step_schedule.h"
 #include "tests/schedule/three_units.h"
 
@@ -173,6 +175,30 @@ TEST(PassSchedule, HasAsManyNodesMeansInFlightAsMemoryAllows) {
             "reshard 0, finish route intra 1, finish route inter 3, route intra 0, "
             "route inter 0");
   EXPECT_EQ(last(5), "reshard 0, finish route intra 1, route intra 0, route inter 0");
+}
+
+// Each unit has another column: a column member holds 32 bytes of one unit, and an inbox.
+TEST(PassSchedule, HasMoreNodesMeansInFlightIfTheyAreOfDifferentColumns) {
+  Layout layout = three_units(2, 4);
+  layout.units.push_back(layout.units.front());
+  Trace backward;
+  for (const int unit : {3, 2, 1, 0}) {
+    backward.insert(backward.end(), {before_use(unit), after_backward(unit)});
+    UnitLayout& drawn = layout.units[core::UnitIndex(unit)];
+    drawn.owner_elements = {0, 0, 0, 0, 0, 0, 0, 0};
+    drawn.owner_elements[core::Slot(unit)] = 8;
+  }
+  const auto last = [&] {
+    const StepOptions options{.lookahead = 2, .max_units_in_flight = 4};
+    return text_of(
+        build_pass_schedule(layout, {}, backward, kForward, Pass::kBackward, options).back());
+  };
+  EXPECT_EQ(last(), "reshard 0, finish route intra 1, route intra 0, route inter 0");
+  std::swap(layout.units[core::UnitIndex(0)].owner_elements[core::Slot(0)],
+            layout.units[core::UnitIndex(0)].owner_elements[core::Slot(3)]);
+  EXPECT_EQ(last(),
+            "reshard 0, finish route intra 1, finish route inter 3, route intra 0, "
+            "route inter 0");
 }
 
 TEST(PassSchedule, NamesWhatEachOperationWaitsFor) {

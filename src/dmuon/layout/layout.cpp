@@ -34,7 +34,7 @@ std::int64_t Layout::largest_node_mean() const {
   std::int64_t largest = 0;
   for (const UnitLayout& unit : units) {
     for (const core::Shard column : shards())
-      largest = std::max(largest, column_elements(unit, column) * unit.gradient_size);
+      largest = std::max(largest, node_mean(unit, column));
   }
   return largest;
 }

@@ -42,8 +42,12 @@ struct Layout : Mesh {
   /// Bytes of the largest packed buffer of any unit.
   std::int64_t largest_weights() const { return largest_buffer(&UnitLayout::weight_size); }
   std::int64_t largest_gradients() const { return largest_buffer(&UnitLayout::gradient_size); }
-  /// Bytes of the largest part that a column has of any unit's gradients. A column member holds
-  /// as much between the stages of a route.
+  /// Bytes of a column's part of a unit's gradients, which a column member holds between the stages
+  /// of a route.
+  std::int64_t node_mean(const UnitLayout& unit, core::Shard column) const {
+    return column_elements(unit, column) * unit.gradient_size;
+  }
+  /// The most that this is of any unit, in any column.
   std::int64_t largest_node_mean() const;
 
  private:

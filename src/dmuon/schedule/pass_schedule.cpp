@@ -11,10 +11,9 @@ namespace dmuon::schedule {
 namespace {
 
 // Routes in flight. Whole gradients must arrive within the next unit's backward or two. Nodes'
-// means travel slowly but are small, so more of them may be in flight.
+// means travel slowly but are small, so as many are in flight as fit into memory.
 constexpr int kMostWithOneStage = 2;
 constexpr int kMostInStage1 = 1;
-constexpr int kMostInStage2 = 4;
 
 bool uses_weights(const Trigger& trigger) { return trigger.moment == Moment::kBeforeUse; }
 
@@ -31,7 +30,8 @@ class PassBuilder {
         options_(options),
         sync_(sync),
         window_(window_of(layout, options)),
-        parts_(trace.size()) {
+        parts_(trace.size()),
+        stage_2_bytes_(layout.num_shards, 0) {
     for (std::size_t i = 0; i < trace.size(); ++i) {
       if (uses_weights(trace[i]) && !empty(trace[i]) && !is_again(i)) uses_.push_back(i);
     }
@@ -135,21 +135,47 @@ class PassBuilder {
   }
 
   void route(core::UnitIndex unit, std::vector<Operation>& to) {
-    finish_routes(std::max(window_.route_stage_1 - 1, 0), std::max(window_.route_stage_2 - 1, 0),
-                  to);
+    finish_stage_1(std::max(window_.route_stage_1 - 1, 0), to);
+    while (!in_stage_2_.empty() && !fits_in_stage_2(unit)) finish_stage_2(to);
     for (const Operation& stage : maker_.route(unit, sync_)) {
       to.push_back(stage);
       (stage.kind == Kind::kRouteIntra ? in_stage_1_ : in_stage_2_).push_back(unit);
+      if (stage.kind == Kind::kRouteInter) count_in_stage_2(unit, 1);
     }
-    finish_routes(window_.route_stage_1, window_.route_stage_2, to);
+    finish_stage_1(window_.route_stage_1, to);
+    while (!in_stage_2_.empty() && window_.least_in_stage_2 == 0) finish_stage_2(to);
   }
 
-  // Finishes the oldest routes until so many remain.
-  void finish_routes(int stage_1, int stage_2, std::vector<Operation>& to) {
-    for (; static_cast<int>(in_stage_1_.size()) > stage_1; in_stage_1_.pop_front())
+  // Finishes the oldest ones until so many remain.
+  void finish_stage_1(int num_left, std::vector<Operation>& to) {
+    for (; static_cast<int>(in_stage_1_.size()) > num_left; in_stage_1_.pop_front())
       to.push_back(maker_.finish_route_intra(in_stage_1_.front()));
-    for (; static_cast<int>(in_stage_2_.size()) > stage_2; in_stage_2_.pop_front())
-      to.push_back(maker_.finish_route_inter(in_stage_2_.front()));
+  }
+
+  void finish_stage_2(std::vector<Operation>& to) {
+    to.push_back(maker_.finish_route_inter(in_stage_2_.front()));
+    count_in_stage_2(in_stage_2_.front(), -1);
+    in_stage_2_.pop_front();
+  }
+
+  // A route has its message there, and an inbox that is no larger.
+  double bytes_in_stage_2(core::UnitIndex unit, core::Shard column) const {
+    return 2 * static_cast<double>(layout_.node_mean(layout_.units[unit], column));
+  }
+
+  void count_in_stage_2(core::UnitIndex unit, int times) {
+    for (const core::Shard column : layout_.shards())
+      stage_2_bytes_[column] += times * bytes_in_stage_2(unit, column);
+  }
+
+  // True if the unit's route may be in stage 2 beside those that are.
+  bool fits_in_stage_2(core::UnitIndex unit) const {
+    if (static_cast<int>(in_stage_2_.size()) < window_.least_in_stage_2) return true;
+    for (const core::Shard column : layout_.shards()) {
+      if (stage_2_bytes_[column] + bytes_in_stage_2(unit, column) > window_.stage_2_bytes)
+        return false;
+    }
+    return true;
   }
 
   Maker maker_;
@@ -162,6 +188,7 @@ class PassBuilder {
   std::vector<Parts> parts_;                             // [triggers]
   std::vector<std::size_t> uses_;                        // places of kBeforeUse
   std::deque<core::UnitIndex> in_stage_1_, in_stage_2_;  // units whose route is not finished
+  core::Vector<core::Shard, double> stage_2_bytes_;      // of each column's members
 };
 
 }  // namespace
@@ -173,27 +200,23 @@ Window window_of(const Layout& layout, const StepOptions& options) {
   window.inter = through_buffers ? std::min(options.lookahead, most_ahead) : options.lookahead;
   window.intra = std::min({1, options.lookahead, most_ahead});
 
-  const std::int64_t weights = layout.largest_weights();
-  const std::int64_t gradients = layout.largest_gradients();
-  const std::int64_t node_mean = layout.largest_node_mean();
-  const std::int64_t buffers = 1 + (through_buffers ? window.inter : window.intra);
-  const std::int64_t granted = options.units_in_flight();
-  // Tests weights * buffers + gradients * whole + node_mean * parts <= granted * (weights +
-  // gradients). Differences stay in range for any `granted`.
-  const auto fits = [&](std::int64_t whole, std::int64_t parts) {
-    return whole + parts <= granted ||
-           (whole - granted) * gradients + parts * node_mean <= (granted - buffers) * weights;
+  // Products of the largest bytes and counts exceed 64 bits.
+  const auto weights = static_cast<double>(layout.largest_weights());
+  const auto gradients = static_cast<double>(layout.largest_gradients());
+  const int buffers = 1 + (through_buffers ? window.inter : window.intra);
+  const double granted = options.units_in_flight();
+  // What remains of granted * (weights + gradients) beside so many gradients.
+  const auto left = [&](int whole) {
+    return (granted - buffers) * weights + (granted - whole) * gradients;
   };
-  // In each stage a route holds its message and an inbox that is no larger.
+  // In stage 1 a route holds its gradients and an inbox that is no larger.
   int& stage_1 = window.route_stage_1;
-  int& stage_2 = window.route_stage_2;
   const int most = layout.has_inter() ? kMostInStage1 : kMostWithOneStage;
-  while (stage_1 < std::min(options.lookahead, most) && fits(3 + 2 * stage_1, 0)) ++stage_1;
+  while (stage_1 < std::min(options.lookahead, most) && left(3 + 2 * stage_1) >= 0) ++stage_1;
   if (!layout.has_inter()) return window;
   // Allows at least two, so that slow links stay busy if a column owns most of a unit.
-  stage_2 = 2 * stage_1;
-  while (stage_2 > 0 && stage_2 < kMostInStage2 && fits(1 + 2 * stage_1, 2 + 2 * stage_2))
-    ++stage_2;
+  window.least_in_stage_2 = 2 * stage_1;
+  if (stage_1 > 0) window.stage_2_bytes = left(1 + 2 * stage_1);
   return window;
 }
 

@@ -33,7 +33,7 @@ struct StepSchedule {
 /// - Stage 1 of a unit's weights is issued `lookahead` uses ahead, stage 2 one use ahead. Without
 ///   node copies both stages fill the packed buffer, so both share one window.
 /// - In a backward the next weights go before this unit's gradients. Memory limits the routes in
-///   flight.
+///   flight: as many nodes' means travel as fit, column by column, beside the rest.
 /// - A unit's gradients are freed after stage 1 of its route, the node's mean after stage 2.
 /// - Routes in flight at the end of a backward stay so until Resolver::finish_routes().
 ///
