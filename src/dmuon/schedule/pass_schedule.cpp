@@ -205,7 +205,7 @@ Window window_of(const Layout& layout, const StepOptions& options) {
   const auto gradients = static_cast<double>(layout.largest_gradients());
   const int buffers = 1 + (through_buffers ? window.inter : window.intra);
   const double granted = options.units_in_flight();
-  // What remains of granted * (weights + gradients) beside so many gradients.
+  // Returns the bytes that remain of granted * (weights + gradients) beside so many gradients.
   const auto left = [&](int whole) {
     return (granted - buffers) * weights + (granted - whole) * gradients;
   };
