@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -118,7 +119,14 @@ def test_a_bandwidth_shows_the_time_between_nodes_and_saves_the_plan_alone(succe
     elements = sum(one["rows"] * one["cols"] for one in plan["assignments"])
     assert wire["bytes_per_s"] == 125e6
     assert wire["bound_ms"] == pytest.approx(elements * (2 + 4) / 2 / 125e6 * 1e3)
-    most = sum(unit["most_of_node"] for unit in plan["spread"]["units"])
+    columns = [0, 0]  # bytes that pass on a ring of two nodes: of each unit those of the node that has more
+    for unit, column in itertools.product({one["unit"] for one in plan["assignments"]}, (0, 1)):
+        nodes = [0, 0]
+        for one in plan["assignments"]:
+            if (one["unit"], one["owner"] % 2) == (unit, column):
+                nodes[one["owner"] // 2] += one["rows"] * one["cols"] * 2
+        columns[column] += max(nodes)
+    most = 2 * max(columns)  # each column has half of the bandwidth
     assert (wire["publish_ms"], wire["route_ms"]) == pytest.approx((most / 125e3, 2 * most / 125e3))
     shown = f"weights {wire['publish_ms']:.3f} ms and gradients {wire['route_ms']:.3f} ms a step, together at least"
     assert shown in succeeds(*arguments, "--inter-bandwidth", rate)

@@ -21,6 +21,7 @@ Plan by_hand(int num_replicates, const std::vector<int>& owners) {
   plan.owner = oracle::owners(owners);
   plan.options.weight_bytes = 1;
   plan.options.gradient_bytes = 4;
+  plan.options.on_cpu = true;
   plan.spread = spread(plan.inventory, plan.mesh, plan.owner, plan.options);
   return plan;
 }
@@ -51,10 +52,24 @@ TEST(WireTime, CountsTheCopiesThatAnOwnerSends) {
   EXPECT_DOUBLE_EQ(wire_time(by_hand(8, {0, 1, 2, 3}), kBytesPerS).publish_ms, 3 * 3 + 3 * 2);
   EXPECT_DOUBLE_EQ(wire_time(by_hand(8, {0, 1, 2, 3}), kBytesPerS).bound_ms, 5 * 8 * 7 / 8.);
   EXPECT_DOUBLE_EQ(wire_time(by_hand(5, {0, 1, 2, 3}), kBytesPerS).publish_ms, 3 * 3 + 3 * 2);
-  Plan plan = by_hand(8, {0, 1, 2, 3});
-  EXPECT_DOUBLE_EQ(wire_time(plan, kBytesPerS).route_ms, 4 * (3 * 3 + 3 * 2));
-  plan.options.on_cpu = true;
-  EXPECT_DOUBLE_EQ(wire_time(plan, kBytesPerS).route_ms, 4 * 7 * (3 + 2));
+  EXPECT_DOUBLE_EQ(wire_time(by_hand(8, {0, 1, 2, 3}), kBytesPerS).route_ms, 4 * 7 * (3 + 2));
+}
+
+// Two columns on two nodes, each with 500 bytes a second: a and b are in one, at both nodes, c and
+// d in the other one, at one node.
+TEST(WireTime, OfRingsIsThatOfTheBusiestColumn) {
+  Plan plan = by_hand(2, {0, 2, 1, 1});
+  plan.mesh = {2, 2};
+  plan.options.on_cpu = false;
+  plan.spread = spread(plan.inventory, plan.mesh, plan.owner, plan.options);
+  const WireTime apart = wire_time(plan, kBytesPerS);
+  EXPECT_DOUBLE_EQ(apart.publish_ms, 2 * 4);  // c and d; of a and b three bytes
+  EXPECT_DOUBLE_EQ(apart.route_ms, 4 * 2 * 4);
+  EXPECT_DOUBLE_EQ(apart.bound_ms, 5 * 8 / 2.);
+  plan.owner = oracle::owners({0, 2, 1, 3});
+  EXPECT_DOUBLE_EQ(wire_time(plan, kBytesPerS).publish_ms, 2 * 3);
+  plan.owner = oracle::owners({0, 0, 2, 2});  // one column: a ring's four bytes a unit
+  EXPECT_DOUBLE_EQ(wire_time(plan, kBytesPerS).publish_ms, 2 * (4 + 4));
 }
 
 // Eight nodes own a byte each: they receive seven, and send three down their trees.

@@ -11,11 +11,15 @@ struct WireTime {
   double bound_ms = 0;    ///< of both, if every node sent and received equally many bytes
 };
 
-/// Estimates it. Each node sends and receives at the same time; units follow each other, and a unit
-/// takes as long as its busiest node.
+/// Estimates it. Each node sends and receives at the same time.
+///
+/// On CPUs units follow each other, and a unit takes as long as its busiest node:
 /// - A node receives all weights that it does not own. It sends its own weights to each other node,
 ///   or on more than 4 nodes down a tree: log2(R) times.
-/// - A route is the reverse, but on CPUs without a tree.
+/// - A route is the reverse, without a tree.
+/// Elsewhere columns have adapters of their own, with equal parts of the node's network, and rings
+/// of NCCL, as in predict::Rates. The column with the most bytes decides.
+///
 /// Latencies, and what trees pass on, are not counted.
 /// @param bytes_per_s  of a node in each direction, > 0.
 /// @throws InvalidArgument for another.
