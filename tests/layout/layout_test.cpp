@@ -44,7 +44,8 @@ TEST(Layout, AddsUpWhatColumnsHave) {
   EXPECT_EQ(layout.buffer_elements(layout.units.front()), 10 - 2);
   EXPECT_EQ(layout.largest_weights(), 2 * 8);
   EXPECT_EQ(layout.largest_gradients(), 4 * 8);
-  EXPECT_EQ(layout.largest_node_mean(), 4 * 6);
+  EXPECT_EQ(layout.node_mean(layout.units.front(), Shard(0)), 4 * 4);
+  EXPECT_EQ(layout.node_mean(layout.units.front(), Shard(1)), 4 * 6);
 }
 
 }  // namespace

@@ -55,21 +55,42 @@ TEST(WireTime, CountsTheCopiesThatAnOwnerSends) {
   EXPECT_DOUBLE_EQ(wire_time(by_hand(8, {0, 1, 2, 3}), kBytesPerS).route_ms, 4 * 7 * (3 + 2));
 }
 
-// Two columns on two nodes, each with 500 bytes a second: a and b are in one, at both nodes, c and
-// d in the other one, at one node.
-TEST(WireTime, OfRingsIsThatOfTheBusiestColumn) {
-  Plan plan = by_hand(2, {0, 2, 1, 1});
-  plan.mesh = {2, 2};
-  plan.options.on_cpu = false;
+// Units of a 3, b 1, c 2 and d 2 times 1000 and some elements, which need no gaps in packed
+// buffers.
+constexpr std::int64_t kSome = 1024;
+
+WireTime of_rings(Mesh mesh, const std::vector<int>& owners, const std::vector<int>& units) {
+  Plan plan;
+  plan.mesh = mesh;
+  for (const std::int64_t rows : {3, 1, 2, 2}) {
+    const std::size_t w = plan.inventory.end() - plan.inventory.begin();
+    plan.inventory.push_back({std::to_string(w), {1, rows * kSome, 1}, units[w]});
+  }
+  plan.owner = oracle::owners(owners);
+  plan.options.weight_bytes = 1;
+  plan.options.gradient_bytes = 4;
   plan.spread = spread(plan.inventory, plan.mesh, plan.owner, plan.options);
-  const WireTime apart = wire_time(plan, kBytesPerS);
-  EXPECT_DOUBLE_EQ(apart.publish_ms, 2 * 4);  // c and d; of a and b three bytes
+  return wire_time(plan, kBytesPerS * kSome);
+}
+
+// On two nodes a column has half of the bandwidth.
+TEST(WireTime, OfRingsIsThatOfTheBusiestColumn) {
+  const WireTime apart = of_rings({2, 2}, {0, 2, 1, 1}, {0, 0, 1, 1});
+  EXPECT_DOUBLE_EQ(apart.publish_ms, 2 * 4);  // of c and d; of a and b one of four comes back
   EXPECT_DOUBLE_EQ(apart.route_ms, 4 * 2 * 4);
   EXPECT_DOUBLE_EQ(apart.bound_ms, 5 * 8 / 2.);
-  plan.owner = oracle::owners({0, 2, 1, 3});
-  EXPECT_DOUBLE_EQ(wire_time(plan, kBytesPerS).publish_ms, 2 * 3);
-  plan.owner = oracle::owners({0, 0, 2, 2});  // one column: a ring's four bytes a unit
-  EXPECT_DOUBLE_EQ(wire_time(plan, kBytesPerS).publish_ms, 2 * (4 + 4));
+  EXPECT_DOUBLE_EQ(of_rings({2, 2}, {0, 2, 1, 3}, {0, 0, 1, 1}).publish_ms, 2 * 3);
+  EXPECT_DOUBLE_EQ(of_rings({2, 2}, {0, 0, 2, 2}, {0, 0, 1, 1}).publish_ms, 2 * (4 + 4));
+}
+
+// However many nodes there are. What the member with the least has is sent to all others alone.
+TEST(WireTime, OfRingsIsThatOfAllBytesButTheLeastMembers) {
+  for (const int num_nodes : {4, 8}) {
+    const WireTime time = of_rings({num_nodes, 1}, {0, 1, 2, 3}, {0, 0, 1, 1});
+    EXPECT_DOUBLE_EQ(time.publish_ms, 4 + 4);
+    EXPECT_DOUBLE_EQ(time.route_ms, 4 * (4 + 4));
+  }
+  EXPECT_DOUBLE_EQ(of_rings({3, 1}, {0, 1, 2, 2}, {0, 0, 0, 0}).publish_ms, 3 + 2 + 2);
 }
 
 // Eight nodes own a byte each: they receive seven, and send three down their trees.

@@ -40,7 +40,6 @@ TEST(MessagesOf, SendsBetweenNodesAloneWhatOtherColumnsDoNotHave) {
   EXPECT_EQ(messages_of({.kind = Kind::kPublishInter}, layout, core::Slot(2)),
             (Messages{{Axis::kColumn, 0, 2}, {Axis::kColumn, 1, 6}}));
   EXPECT_EQ(layout.largest_weights(), 2 * (10 - 2));
-  EXPECT_EQ(layout.largest_node_mean(), 4 * 6);
 }
 
 }  // namespace

@@ -177,6 +177,13 @@ TEST(PassSchedule, HasAsManyNodesMeansInFlightAsMemoryAllows) {
   EXPECT_EQ(last(5), "reshard 0, finish route intra 1, route intra 0, route inter 0");
 }
 
+// Two units grant no room for a route in stage 1, so none is in stage 2.
+TEST(PassSchedule, HasNoNodesMeansInFlightWithoutRoomForGradients) {
+  const Steps backward = backward_on(three_units(2, 2), {.lookahead = 2, .max_units_in_flight = 2});
+  EXPECT_EQ(backward[1],
+            "reshard 2, route intra 2, route inter 2, finish route intra 2, finish route inter 2");
+}
+
 // Each unit has another column: a column member holds 32 bytes of one unit, and an inbox.
 TEST(PassSchedule, HasMoreNodesMeansInFlightIfTheyAreOfDifferentColumns) {
   Layout layout = three_units(2, 4);

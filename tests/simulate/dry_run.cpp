@@ -71,6 +71,15 @@ std::size_t most_open(const Trace& uses, bool keeps_last, std::set<UnitIndex>* o
   return most;
 }
 
+std::int64_t largest_node_mean(const schedule::Layout& layout) {
+  std::int64_t largest = 0;
+  for (const schedule::UnitLayout& unit : layout.units) {
+    for (const core::Shard column : layout.shards())
+      largest = std::max(largest, layout.node_mean(unit, column));
+  }
+  return largest;
+}
+
 class Drawn : public Durations {
  public:
   explicit Drawn(const Delays& delays) : delays_(delays), random_(delays.seed) {}
@@ -122,7 +131,7 @@ std::int64_t granted_bytes(const Job& job) {
   const int kept = job.read.empty() ? 0 : schedule::kMostRead;
   const auto units = static_cast<std::int64_t>(most) + job.options.units_in_flight() - 1 + kept;
   return units * (job.layout.largest_weights() + job.layout.largest_gradients()) +
-         (job.layout.has_inter() ? 4 * job.layout.largest_node_mean() : 0);
+         (job.layout.has_inter() ? 4 * largest_node_mean(job.layout) : 0);
 }
 
 DryRun dry_run(const Programs& programs, bool node_copy, std::int64_t granted_bytes,

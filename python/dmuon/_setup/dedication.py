@@ -138,8 +138,8 @@ def dedicate_params(
             each weight between nodes once.
         lookahead: number of units ahead of their use that weights travel between nodes. 0 sends everything when it is
             needed. With 1 or more, a unit's weights also travel inside the node while the previous unit computes.
-        max_units_in_flight: the most units with packed weights or gradients in memory, 2 or more. None means
-            lookahead + 2.
+        max_units_in_flight: the memory for packed weights and gradients, as a number of the largest unit's, 2 or more.
+            What is left of it lets more gradients travel between nodes at once. None means lookahead + 2.
         late_updates: True to let `step()` return before the weights are new: matrices are orthogonalised beside the
             data loader and the next forward, which waits for each unit's weights where it uses them. What reads or
             writes weights and states waits. The weights are the same to the bit. It takes the memory of one batch's

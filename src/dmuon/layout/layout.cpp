@@ -30,13 +30,4 @@ std::int64_t Layout::largest_buffer(int UnitLayout::*element_size) const {
   return largest;
 }
 
-std::int64_t Layout::largest_node_mean() const {
-  std::int64_t largest = 0;
-  for (const UnitLayout& unit : units) {
-    for (const core::Shard column : shards())
-      largest = std::max(largest, node_mean(unit, column));
-  }
-  return largest;
-}
-
 }  // namespace dmuon::layout

@@ -47,8 +47,6 @@ struct Layout : Mesh {
   std::int64_t node_mean(const UnitLayout& unit, core::Shard column) const {
     return column_elements(unit, column) * unit.gradient_size;
   }
-  /// The most that this is of any unit, in any column.
-  std::int64_t largest_node_mean() const;
 
  private:
   std::int64_t largest_buffer(int UnitLayout::*element_size) const;

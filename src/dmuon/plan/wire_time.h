@@ -17,8 +17,9 @@ struct WireTime {
 /// - A node receives all weights that it does not own. It sends its own weights to each other node,
 ///   or on more than 4 nodes down a tree: log2(R) times.
 /// - A route is the reverse, without a tree.
-/// Elsewhere columns have adapters of their own, with equal parts of the node's network, and rings
-/// of NCCL, as in predict::Rates. The column with the most bytes decides.
+/// On other devices each column has an adapter, with an equal part of the node's network. NCCL's
+/// ring passes every byte of a packed buffer through all members but one. The column with the most
+/// bytes decides.
 ///
 /// Latencies, and what trees pass on, are not counted.
 /// @param bytes_per_s  of a node in each direction, > 0.

@@ -12,11 +12,11 @@ std::vector<core::UnitIndex> units_by_first_use(const Layout& layout, const Trac
 
 /// Prefetch distances, derived from the options, the mesh and the memory that the options grant.
 struct Window {
-  int inter;             // uses that stage 1 goes ahead
-  int intra;             // uses that stage 2 goes ahead
-  int route_stage_1;     // routes whose gradients travel while another unit is in its backward
-  int least_in_stage_2;  // routes whose nodes' means may travel meanwhile, however large
-  double stage_2_bytes;  // that more of them may take at a rank, with their inboxes
+  int inter;                  // uses that stage 1 goes ahead
+  int intra;                  // uses that stage 2 goes ahead
+  int route_stage_1;          // routes whose gradients travel while another unit is in its backward
+  int always_in_stage_2;      // routes that may be in stage 2, however large their nodes' means are
+  double most_stage_2_bytes;  // of the means and inboxes of more routes, in any column
 };
 
 Window window_of(const Layout& layout, const StepOptions& options);

@@ -143,7 +143,7 @@ class PassBuilder {
       if (stage.kind == Kind::kRouteInter) count_in_stage_2(unit, 1);
     }
     finish_stage_1(window_.route_stage_1, to);
-    while (!in_stage_2_.empty() && window_.least_in_stage_2 == 0) finish_stage_2(to);
+    while (!in_stage_2_.empty() && window_.always_in_stage_2 == 0) finish_stage_2(to);
   }
 
   // Finishes the oldest ones until so many remain.
@@ -158,7 +158,7 @@ class PassBuilder {
     in_stage_2_.pop_front();
   }
 
-  // A route has its message there, and an inbox that is no larger.
+  // In stage 2 a route has its node's mean and, at most, an inbox as large.
   double bytes_in_stage_2(core::UnitIndex unit, core::Shard column) const {
     return 2 * static_cast<double>(layout_.node_mean(layout_.units[unit], column));
   }
@@ -170,9 +170,9 @@ class PassBuilder {
 
   // True if the unit's route may be in stage 2 beside those that are.
   bool fits_in_stage_2(core::UnitIndex unit) const {
-    if (static_cast<int>(in_stage_2_.size()) < window_.least_in_stage_2) return true;
+    if (static_cast<int>(in_stage_2_.size()) < window_.always_in_stage_2) return true;
     for (const core::Shard column : layout_.shards()) {
-      if (stage_2_bytes_[column] + bytes_in_stage_2(unit, column) > window_.stage_2_bytes)
+      if (stage_2_bytes_[column] + bytes_in_stage_2(unit, column) > window_.most_stage_2_bytes)
         return false;
     }
     return true;
@@ -200,7 +200,7 @@ Window window_of(const Layout& layout, const StepOptions& options) {
   window.inter = through_buffers ? std::min(options.lookahead, most_ahead) : options.lookahead;
   window.intra = std::min({1, options.lookahead, most_ahead});
 
-  // Products of the largest bytes and counts exceed 64 bits.
+  // Products of the largest bytes and counts exceed 64 bits. A double is exact below 2^53.
   const auto weights = static_cast<double>(layout.largest_weights());
   const auto gradients = static_cast<double>(layout.largest_gradients());
   const int buffers = 1 + (through_buffers ? window.inter : window.intra);
@@ -215,8 +215,8 @@ Window window_of(const Layout& layout, const StepOptions& options) {
   while (stage_1 < std::min(options.lookahead, most) && left(3 + 2 * stage_1) >= 0) ++stage_1;
   if (!layout.has_inter()) return window;
   // Allows at least two, so that slow links stay busy if a column owns most of a unit.
-  window.least_in_stage_2 = 2 * stage_1;
-  if (stage_1 > 0) window.stage_2_bytes = left(1 + 2 * stage_1);
+  window.always_in_stage_2 = 2 * stage_1;
+  if (stage_1 > 0) window.most_stage_2_bytes = left(1 + 2 * stage_1);
   return window;
 }
 
