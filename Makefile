@@ -6,7 +6,7 @@ SHELL := /bin/bash
 ENV = . build/environment;
 export OMP_NUM_THREADS ?= 1
 RANKS ?= 4
-SHARE ?= 4
+SHARE ?= 5
 MESH ?= 2x2
 ROUNDS ?= 8
 MINUTES ?= 10
@@ -34,7 +34,7 @@ build: setup-build ## the extension module, installed editable; afterwards only 
 	@tools/build
 
 # The C++ tests mostly wait, so Python's run beside them; those on the asynchronous device follow them.
-test: setup ## C++ tests, and Python tests: of costly ones a case in SHARE= (4), which the commit draws
+test: setup ## C++ tests, and Python tests: of costly ones a case in SHARE= (5), which the commit draws
 	@tools/build all
 	@+$(MAKE) --no-print-directory -kj2 test-python test-cpp test-device
 
