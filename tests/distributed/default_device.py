@@ -55,7 +55,7 @@ def own_random_numbers() -> Iterator[None]:
 
 
 def random_state() -> torch.Tensor:
-    """Returns that of the default device."""
+    """Returns the state of the default device's random numbers."""
     device = torch.get_default_device()
     return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
 

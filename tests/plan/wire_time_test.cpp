@@ -83,7 +83,7 @@ TEST(WireTime, OfRingsIsThatOfTheBusiestColumn) {
   EXPECT_DOUBLE_EQ(of_rings({2, 2}, {0, 0, 2, 2}, {0, 0, 1, 1}).publish_ms, 2 * (4 + 4));
 }
 
-// However many nodes there are. What the member with the least has is sent to all others alone.
+// However many nodes there are. The member with the least receives the most.
 TEST(WireTime, OfRingsIsThatOfAllBytesButTheLeastMembers) {
   for (const int num_nodes : {4, 8}) {
     const WireTime time = of_rings({num_nodes, 1}, {0, 1, 2, 3}, {0, 0, 1, 1});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 
 #include "dmuon/core/error.h"
 #include "dmuon/plan/packed_units.h"
@@ -38,8 +39,7 @@ Carried by_members(const Plan& plan) {
   return carried;
 }
 
-// A ring passes every byte through every member but one. Columns go through their units by
-// themselves.
+// Columns go through their units by themselves.
 Carried by_rings(const Plan& plan) {
   const schedule::Layout layout =
       pack_units(plan.inventory, plan.mesh, plan.owner, plan.options).layout;
@@ -47,10 +47,10 @@ Carried by_rings(const Plan& plan) {
   for (const Shard column : layout.shards()) {
     double carried = 0;
     for (const schedule::UnitLayout& unit : layout.units) {
-      std::int64_t least = unit.owner_elements[layout.slot_at(Replicate(0), column)];
+      std::vector<double> parts;
       for (const Replicate node : layout.replicates())
-        least = std::min(least, unit.owner_elements[layout.slot_at(node, column)]);
-      carried += static_cast<double>(layout.column_elements(unit, column) - least);
+        parts.push_back(static_cast<double>(unit.owner_elements[layout.slot_at(node, column)]));
+      carried += most_received(parts);
     }
     busiest = std::max(busiest, carried);
   }
@@ -59,6 +59,11 @@ Carried by_rings(const Plan& plan) {
 }
 
 }  // namespace
+
+double most_received(const std::vector<double>& parts) {
+  return std::accumulate(parts.begin(), parts.end(), 0.0) -
+         *std::min_element(parts.begin(), parts.end());
+}
 
 WireTime wire_time(const Plan& plan, double bytes_per_s) {
   core::require(std::isfinite(bytes_per_s) && bytes_per_s > 0,

@@ -1,8 +1,15 @@
 #pragma once
 
+#include <vector>
+
 #include "dmuon/plan/plan.h"
 
 namespace dmuon::plan {
+
+/// Returns the most bytes that a member receives of a collective: all but the least member's part.
+/// NCCL's ring passes as many on.
+/// @param parts  bytes of each member, at least one.
+double most_received(const std::vector<double>& parts);
 
 /// The time that one step's messages between nodes take on the wire, alone.
 struct WireTime {

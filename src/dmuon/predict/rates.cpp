@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <numeric>
 
 #include "dmuon/core/error.h"
+#include "dmuon/plan/wire_time.h"
 
 namespace dmuon::predict {
 namespace {
@@ -45,14 +45,12 @@ Rates::Rates(const Setting& setting)
       adapter_per_device_(setting.network.per_device),
       direct_(setting.plan.options.on_cpu) {}
 
-// NCCL's rings pass every byte through every member but the last. Members of gloo's groups send
-// their parts themselves.
+// Members of gloo's groups send their parts themselves.
 double Rates::busiest(const std::vector<double>& parts) const {
-  const double all = std::accumulate(parts.begin(), parts.end(), 0.0);
-  const auto [least, most] = std::minmax_element(parts.begin(), parts.end());
-  const double received = all - *least;
+  const double received = plan::most_received(parts);
   if (!direct_) return received;
-  return std::max(received, *most * static_cast<double>(parts.size() - 1));
+  const double most = *std::max_element(parts.begin(), parts.end());
+  return std::max(received, most * static_cast<double>(parts.size() - 1));
 }
 
 double Rates::intra_us(const std::vector<double>& parts) const {

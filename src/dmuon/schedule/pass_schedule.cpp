@@ -139,8 +139,11 @@ class PassBuilder {
     while (!in_stage_2_.empty() && !fits_in_stage_2(unit)) finish_stage_2(to);
     for (const Operation& stage : maker_.route(unit, sync_)) {
       to.push_back(stage);
-      (stage.kind == Kind::kRouteIntra ? in_stage_1_ : in_stage_2_).push_back(unit);
-      if (stage.kind == Kind::kRouteInter) count_in_stage_2(unit, 1);
+      if (stage.kind == Kind::kRouteIntra) {
+        in_stage_1_.push_back(unit);
+      } else {
+        begin_stage_2(unit);
+      }
     }
     finish_stage_1(window_.route_stage_1, to);
     while (!in_stage_2_.empty() && window_.always_in_stage_2 == 0) finish_stage_2(to);
@@ -150,6 +153,11 @@ class PassBuilder {
   void finish_stage_1(int num_left, std::vector<Operation>& to) {
     for (; static_cast<int>(in_stage_1_.size()) > num_left; in_stage_1_.pop_front())
       to.push_back(maker_.finish_route_intra(in_stage_1_.front()));
+  }
+
+  void begin_stage_2(core::UnitIndex unit) {
+    in_stage_2_.push_back(unit);
+    count_in_stage_2(unit, 1);
   }
 
   void finish_stage_2(std::vector<Operation>& to) {
@@ -216,7 +224,7 @@ Window window_of(const Layout& layout, const StepOptions& options) {
   if (!layout.has_inter()) return window;
   // Allows at least two, so that slow links stay busy if a column owns most of a unit.
   window.always_in_stage_2 = 2 * stage_1;
-  if (stage_1 > 0) window.most_stage_2_bytes = left(1 + 2 * stage_1);
+  window.most_stage_2_bytes = left(1 + 2 * stage_1);
   return window;
 }
 
