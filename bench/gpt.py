@@ -1,4 +1,4 @@
-"""A small GPT on bytes: pre-norm blocks, learned positions, an untied head."""
+"""A small GPT on bytes, or with more tokens than text has: pre-norm blocks, learned positions, an untied head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-VOCABULARY = 256
+BYTES = 256
 
 
 def multiplies_bf16() -> bool:
@@ -56,6 +56,7 @@ class GPTConfig:
     num_heads: int = 6
     sequence: int = 64
     towers: int = 1  # 2: as pi0, see Towers
+    vocabulary: int = BYTES  # tokens
 
 
 class Attention(nn.Module):
@@ -99,16 +100,16 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens [batch, sequence] (int64) to logits [batch, sequence, 256]."""
+    """Tokens [batch, sequence] (int64) to logits [batch, sequence, vocabulary]."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
-        self.tokens = nn.Embedding(VOCABULARY, config.width)
+        self.tokens = nn.Embedding(config.vocabulary, config.width)
         self.positions = nn.Embedding(config.sequence, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(config.width, bias=False)
-        self.head = Linear(config.width, VOCABULARY)
+        self.head = Linear(config.width, config.vocabulary)
         self._initialise()
 
     def _initialise(self) -> None:

@@ -36,7 +36,7 @@ from bench.contender import (
     mean_times,
     open_cluster,
 )
-from bench.gpt import GPTConfig, multiplies_bf16
+from bench.gpt import BYTES, GPTConfig, multiplies_bf16
 from bench.interleave import Ratio, orders, paired_ratio
 from bench.muon_ag import best_orthogonalize
 from bench.provenance import provenance
@@ -106,6 +106,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
         "--towers", type=int, choices=(1, 2), default=1, help="2: pi0's shape, two towers whose blocks are never called"
     )
     add("--batch", type=int, default=4, help="sequences a rank")
+    add("--vocabulary", type=int, default=BYTES, help="rows of the embedding and of the head")
     add("--dtype", choices=("bf16", "fp32"), default="bf16")
     add("--json", type=Path)
     return parser
@@ -115,7 +116,9 @@ def prepare(options: argparse.Namespace) -> tuple[Setting, dict[str, Any]]:
     """The setting, and the facts about it that stand above the figures."""
     torch.set_num_threads(1)
     cluster = open_cluster(options.mesh, options.tp)
-    config = GPTConfig(options.layers, options.width, options.heads, options.sequence, options.towers)
+    config = GPTConfig(
+        options.layers, options.width, options.heads, options.sequence, options.towers, options.vocabulary
+    )
     text = Text(load_text(None), options.batch, options.sequence, 0, cluster.device)
     facts: dict[str, Any] = dict(provenance())
     facts["mesh"] = "x".join(map(str, cluster.mesh.shape)) if cluster.mesh else "one process"

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from default_device import on_default_device
+from dmuon._running import plain_gradients
 from torch.distributed.device_mesh import DeviceMesh
 
 HERE = str(Path(__file__).parent)
@@ -138,6 +139,7 @@ def _work(rank: int, device_type: str, is_default: bool, connection: Any) -> Non
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     backends = "gloo" if device_type == "cpu" else use_emulated_device(rank)
     dist.init_process_group(backends, timeout=datetime.timedelta(seconds=COLLECTIVE_S))
+    plain_gradients.LARGE = 500  # embeddings of tests' models, and no norms
     meshes: dict[tuple[int, ...], DeviceMesh] = {}
     while True:
         try:

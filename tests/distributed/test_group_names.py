@@ -41,7 +41,10 @@ def purposes(mesh: Any) -> list[str]:
 @pytest.mark.cpu("elsewhere than on gloo a column has one group")
 @pytest.mark.parametrize(
     "mesh, expected",
-    [((2, 2), ["column", "column down", "everyone", "host column", "host row", "row"]), ((1, 4), ["everyone", "row"])],
+    [
+        ((2, 2), ["column", "column down", "everyone", "host column", "host row", "row", "slots"]),
+        ((1, 4), ["everyone", "row", "slots"]),
+    ],
 )
 def test_the_column_alone_has_a_second_group(mesh, expected):
     pool = RankPool(4)  # which has no groups of other meshes

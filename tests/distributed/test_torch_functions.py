@@ -13,17 +13,21 @@ from refusals import REFUSED, Refusals, expect_refusal
 from scenario import LossOf, Session, check, language_loss
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from training import AHEAD, FAR_AHEAD, KEPT, NO_COPY
+from training import AHEAD, FAR_AHEAD, KEPT, NO_COPY, REPLICATED
 
 import dmuon
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
+
+
 def number(norm: torch.Tensor) -> float:
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    return float(whole(norm))
 
 
 def clipped(s: Session, how: str) -> None:
-    s.start(make_gpt(depth=2), units=None if s.size == 1 else lambda model: list(model.blocks))
+    s.start(make_gpt(depth=2), units=None if "plain" in how else lambda model: list(model.blocks))
     for step in range(3):
         s.backward(language_loss(step, s.size))
         parameters = list(s.model.parameters())
@@ -56,7 +60,9 @@ def clipped(s: Session, how: str) -> None:
         ((1, 4), KEPT, "get_total_norm, foreach"),
         ((2, 2), NO_COPY, "get_total_norm, foreach, scaled"),
         ((4,), AHEAD, "clip_grad_norm_, foreach"),
-        ((1,), AHEAD, "get_total_norm, foreach, scaled"),
+        ((1,), AHEAD, "get_total_norm, foreach, scaled, plain"),
+        ((2, 2), REPLICATED, "clip_grad_norm_, plain"),
+        ((4,), AHEAD, "get_total_norm, foreach, plain"),
     ],
 )
 def test_torchs_clipping_includes_owned_matrices(ranks, mesh, schedule, how):
@@ -70,19 +76,17 @@ refused = Refusals()
 
 
 @refused("_foreach_add_", "dmuon.clip_grad_norm_", fsdp=True)
-@refused("a norm of torch's with parameters that no fully_shard manages", "dmuon.clip_grad_norm_", fsdp=False)
+@refused("_foreach_add_", "dmuon.clip_grad_norm_", fsdp=False)
 def foreach_functions(mesh: Any, fsdp: bool) -> None:
     s = Session(mesh, AHEAD)
     s.start(make_gpt(depth=1), **({} if fsdp else {"units": None}))
     s.backward(language_loss(0, s.size))
     gradients = [p.grad for p in s.model.parameters()]
-    if not fsdp:
-        nn.utils.get_total_norm(gradients, foreach=True)
-    before = gradients[0].full_tensor()
+    before = whole(gradients[0])
     try:
         torch._foreach_add_(gradients, 1.0)
     finally:
-        assert torch.equal(gradients[0].full_tensor(), before)  # refused before anything has changed
+        assert torch.equal(whole(gradients[0]), before)  # refused before anything has changed
 
 
 @pytest.mark.parametrize(REFUSED, refused)

@@ -175,9 +175,9 @@ def clipped_by_torch(mesh: Any) -> str:
 
 
 def test_torch_s_clipping_refuses_what_was_given_to_adamw_on_every_rank(ranks):
-    """It would take this rank's own gradients of it for the mean."""
+    """It would add up norms of DTensors and of plain tensors."""
     for message in ranks.run(clipped_by_torch, (2, 2)):
-        assert "parameters that no fully_shard manages" in message
+        assert "parameters of which fully_shard manages some and others not" in message
 
 
 def test_what_came_frozen_and_is_unfrozen_later_is_named_too(ranks):

@@ -29,10 +29,12 @@ def hook_after(mesh: Any, kind: str) -> None:
     getattr(model.blocks[0].up.weight, kind)(lambda _: None)
 
 
-@refused("no fully_shard manages", "dmuon.clip_grad_norm_(model, max_norm)", foreach=None)
-@refused("no fully_shard manages", "dmuon.clip_grad_norm_(model, max_norm)", foreach=True)
+@refused("after a backward under no_sync", "dmuon.clip_grad_norm_(model, max_norm)", foreach=None)
+@refused("after a backward under no_sync", "dmuon.clip_grad_norm_(model, max_norm)", foreach=True)
 def torch_clip(mesh: Any, foreach: bool | None) -> None:
     model, _ = with_gradients(mesh, fsdp=False)
+    with dmuon.no_sync(model):
+        loss_of(model, batch(2)).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=foreach)
 
 

@@ -30,8 +30,7 @@ using HasGradient = core::Vector<ParameterIndex, bool>;
 class Agreement : public testing::TestWithParam<int> {
  protected:
   // Calls `body` with a function that agrees on this rank's input.
-  void run(
-      const std::function<void(int, std::function<HasGradient(const AgreementInput&)>)>& body) {
+  void run(const std::function<void(int, std::function<Agreed(const AgreementInput&)>)>& body) {
     wire::run_ranks(GetParam(), [&](int rank, const wire::StorePtr& store) {
       wire::SharedMesh mesh = wire::make_mesh({1, GetParam()}, store, rank);
       body(rank, [&](const AgreementInput& input) { return agree(mesh.words, input); });
@@ -45,7 +44,16 @@ TEST_P(Agreement, TellsEveryRankOfAGradientThatOneHad) {
   run([](int rank, const auto& agree_on) {
     AgreementInput input = nothing();
     input.has_gradient[ParameterIndex(2)] = rank == 0;
-    EXPECT_EQ(agree_on(input), (HasGradient{false, false, true}));
+    EXPECT_EQ(agree_on(input).has_gradient, (HasGradient{false, false, true}));
+  });
+}
+
+TEST_P(Agreement, TellsEveryRankOfOpenGradientsThatOneHas) {
+  run([this](int rank, const auto& agree_on) {
+    AgreementInput input = nothing();
+    EXPECT_FALSE(agree_on(input).has_open_gradients);
+    input.has_open_gradients = rank == last();
+    EXPECT_TRUE(agree_on(input).has_open_gradients);
   });
 }
 

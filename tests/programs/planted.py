@@ -84,17 +84,24 @@ PYTHON = (
     ),
     Planted(
         "rank_without_gradient_left_out",
-        RUNNING + "host_gradients.py",
-        "        if not anywhere:\n",
-        "        if not anywhere or parameter.grad is None:\n",
+        RUNNING + "plain_gradients.py",
+        "            if anywhere:\n",
+        "            if anywhere and backward.sent[parameter].gradient is not None:\n",
         "A rank that skipped a block does not update the block's plain parameters: ranks drift apart.",
     ),
     Planted(
         "mean_over_the_row",
-        RUNNING + "host_gradients.py",
-        "for group in (row_group(ranks), column_group(ranks), slices",
-        "for group in (row_group(ranks), None, slices",
-        "Gradients that no fully_shard manages are averaged inside the node alone: nodes drift apart.",
+        RUNNING + "plain_gradients.py",
+        ".div_(self._ranks.num_slots)",
+        ".div_(self._ranks.num_shards)",
+        "Gradients that no fully_shard manages are averaged inside nodes, and added up over them.",
+    ),
+    Planted(
+        "plain_gradients_of_no_sync_stay",
+        RUNNING + "plain_gradients.py",
+        "            self.is_open = True\n            self._engine.forget_verdict()\n",
+        "            self._engine.forget_verdict()\n",
+        "A step after no_sync uses gradients that no fully_shard manages as each rank has them: ranks drift apart.",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Gradients of the parameters that AdamW updates: their mean over the ranks, and their norms."""
+"""Gradients of the parameters that AdamW updates: their norms."""
 
 from __future__ import annotations
 
@@ -10,58 +10,10 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
-from dmuon import _C
-from dmuon._running.blocking import blocking_message
 from dmuon._setup.groups import column_group, row_group, slices_group
 from dmuon._setup.ranks import Ranks
-from dmuon._setup.slices import local_of, local_part
+from dmuon._setup.slices import local_of
 from dmuon._setup.tensor_parallel import is_sharded, is_sliced
-
-
-def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine) -> list[torch.Tensor]:
-    """Averages over all ranks the gradients of parameters that no fully_shard manages. Missing ones count as zeros.
-
-    Collective: one message in the row and one in the column. A parameter without a gradient on all ranks gets none.
-
-    Returns:
-        The gradients that this rank lacked before.
-    """
-    plain = [p for p in parameters if p.requires_grad and not is_sharded(p, ranks)]
-    if ranks.num_slots == 1 or not plain:
-        return []
-    for p in plain:  # autograd may leave a sum over the ranks of tensor parallelism open
-        if isinstance(p, DTensor) and p.grad is not None:
-            gradient: Any = p.grad
-            p.grad = gradient.redistribute(placements=p.placements)
-    # Only a rank that lacks a gradient reads from the device which ones exist, because reading waits for the device.
-    knows = all(p.grad is not None for p in plain)
-    device = plain[0].device
-    present = (
-        torch.ones(len(plain), device=device)
-        if knows
-        else torch.tensor([float(p.grad is not None) for p in plain], dtype=torch.float32, device=device)
-    )
-    here = [local_part(p) for p in plain]
-    pieces = [
-        part.new_zeros(part.numel(), dtype=torch.float32) if p.grad is None else local_part(p.grad).flatten().float()
-        for p, part in zip(plain, here, strict=True)
-    ]
-    flat = torch.cat([present, *pieces])
-    engine.drain()
-    with blocking_message(engine, "the mean of the gradients that no fully_shard manages"):
-        add_up(flat, ranks)
-    means = (flat[len(plain) :] / ranks.num_slots).split([part.numel() for part in here])
-    has = [True] * len(plain) if knows else flat[: len(plain)].tolist()
-    made = []
-    for anywhere, parameter, mean in zip(has, plain, means, strict=True):
-        if not anywhere:
-            continue
-        if parameter.grad is None:
-            parameter.grad = torch.empty_like(parameter)
-            made.append(parameter.grad)
-        of_rank = local_part(parameter.grad)
-        of_rank.copy_(mean.view_as(of_rank))
-    return made
 
 
 def add_up(words: torch.Tensor, ranks: Ranks, over_slices: bool = False) -> None:

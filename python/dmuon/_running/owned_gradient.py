@@ -62,10 +62,16 @@ class Gradient:
     def norm(self) -> torch.Tensor:
         """Returns the 2-norm of the mean over all ranks, in a form that combines with norms of FSDP2's gradients."""
         runtime = self._alive()
-        if runtime.ranks.num_slots > 1 and any(p.requires_grad for p in runtime.plain):
+        if runtime.fsdp_modules and any(p.requires_grad for p in runtime.plain):
             raise ValueError(
-                "dmuon: a norm of torch's with parameters that no fully_shard manages: their gradients are averaged "
-                "over the ranks by dmuon.clip_grad_norm_(model, max_norm) or the step. Expected: dmuon.clip_grad_norm_."
+                "dmuon: a norm of torch's with parameters of which fully_shard manages some and others not: torch adds "
+                "up norms of one kind alone. Expected: dmuon.clip_grad_norm_(model, max_norm)."
+            )
+        if runtime.plain.is_open:
+            raise ValueError(
+                "dmuon: a norm of torch's after a backward under no_sync, or through parameters of AdamW alone: "
+                "gradients that no fully_shard manages have not been averaged over the ranks. Expected: "
+                "dmuon.clip_grad_norm_(model, max_norm), or the last backward outside of no_sync."
             )
         norm: torch.Tensor = runtime.step_agreement.owned_norms()[self._index]
         mesh = runtime.shards.mesh_of_norms
@@ -88,7 +94,7 @@ class Gradient:
             that this rank lacked until now.
         """
         step_agreement = self._alive().step_agreement
-        return step_agreement.verdict().finite(), step_agreement.made
+        return step_agreement.verdict().finite(), step_agreement.plain.made
 
 
 def _zero(owned: OwnedTensor, gradient: Gradient, target: Any) -> Any:

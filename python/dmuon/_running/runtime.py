@@ -17,7 +17,7 @@ from dmuon._running.copies import Copies
 from dmuon._running.graphs import batch_graphs
 from dmuon._running.owned_gradient import Gradient, GradientTensor
 from dmuon._running.owned_state import OwnedState
-from dmuon._running.plain_parameters import PlainParameters
+from dmuon._running.plain_gradients import PlainGradients
 from dmuon._running.readers import LeafSource, UnitReaders, is_inside_itself
 from dmuon._running.step_agreement import StepAgreement
 from dmuon._running.unit_weights import UnitWeights
@@ -89,7 +89,9 @@ class Runtime:
         for module, order in dedication.known.items():
             restore_order(module, order)
         others = (p for p in model.parameters() if not isinstance(p, OwnedTensor) and not is_sharded(p, self.ranks))
-        self.plain = PlainParameters(others, self.ranks.num_slots / self.divide_factor)
+        reduce_dtype = dedication.mp_policy.reduce_dtype or torch.float32
+        self.plain = PlainGradients(others, self.ranks, self.engine, self.divide_factor, reduce_dtype)
+        self.step_agreement.plain = self.plain
         dtypes = [placeholder.dtype for placeholder in self.placeholders]
         self.shards = OwnedShards(self.transfers, self.leaves, dtypes, states, self.ranks, dedication.mesh)
 

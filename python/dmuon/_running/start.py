@@ -35,6 +35,7 @@ from dmuon._setup.hyperparameters import RULE, check_group, rule_of, settings_of
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.members import former_parameters
 from dmuon._setup.same_values import checksums, require_same_values
+from dmuon._setup.tensor_parallel import is_sharded
 from dmuon._setup.units import Unit, find_units
 
 logger = logging.getLogger("dmuon")
@@ -109,7 +110,8 @@ def start(
     if dedication.late_updates is None:
         dedication.schedule.late_updates = _plan.updates_late(device.type == "cpu", dedication.ranks.num_replicates)
     process_groups(dedication.ranks)  # collective, so outside of the agreement below
-    if copies_buffers(dedication):
+    is_plain = (p.requires_grad and not is_sharded(p, dedication.ranks) for p in model.parameters())
+    if copies_buffers(dedication) or any(is_plain):
         slots_group(dedication.ranks)  # likewise
     shapes = {sizes for item in inventory_of(dedication.leaves, units) for sizes in item.sizes_of_costs()}
     tuned = cached_choices(dedication.ranks, shapes, muon, device)

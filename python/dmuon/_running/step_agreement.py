@@ -17,6 +17,7 @@ from dmuon._running.after_step import AfterStep
 from dmuon._running.copies import Copies
 from dmuon._running.divide_factor import problem_of_factors
 from dmuon._running.host_state import end_failed_backward, problem_of_unreduced
+from dmuon._running.plain_gradients import PlainGradients
 from dmuon._setup.agreement import agreement
 from dmuon._setup.hyperparameters import RULE, check_group, require_rule, settings_of
 from dmuon._setup.placeholder import OwnedTensor
@@ -52,8 +53,8 @@ class StepAgreement:
     rule: str = dataclasses.field(default=RULE, init=False)  # of update, of all groups of matrices
     show_placeholders: Callable[[], None] = dataclasses.field(init=False)  # a pass that raised has left weights
     copies: Copies = dataclasses.field(init=False)
+    plain: PlainGradients = dataclasses.field(init=False)
     after_step: AfterStep | None = dataclasses.field(default=None, init=False)
-    made: list[torch.Tensor] = dataclasses.field(default_factory=list, init=False)  # by the last call of `verdict`
     zeroed: set[str] = dataclasses.field(default_factory=set, init=False)  # leaves, by zero_ since the last message
     _lost: str | None = dataclasses.field(default=None, init=False)  # if a backward has raised
     _applied: list[str] = dataclasses.field(default_factory=list, init=False)  # settings of the last step
@@ -81,7 +82,7 @@ class StepAgreement:
                 `arguments` differ, in this call or in the last step. Names the problem, or the values of two ranks.
         """
         self._owned_norms = None
-        self.made = []
+        self.plain.made.clear()
         self.end_failed_backward(in_step=True)
         problem = problem or self._lost or self._problem()
         if self.host_misses_partial_sums():
@@ -101,12 +102,12 @@ class StepAgreement:
                 zeroed = [f"the gradient of '{name}' set to zero" for name in sorted(self.zeroed)]
                 self.zeroed.clear()
                 settings = [problem] if problem else [*self._settings(), *self._applied, *arguments, *zeroed]
-                parameters = self.host_parameters()
-                self.made = host_gradients.average(parameters, self.ranks, self.engine)
-                # Gradients that FSDP2 has not reduced may still be in flight.
-                norms = host_gradients.squared_norms(() if problem else parameters, self.device, self.ranks)
                 digest = zlib.crc32("\n".join(settings).encode())
-                found = self.engine.agree(norms, digest, after.maxima() if after else None)
+                found = self._agree(digest, problem)
+                if found.has_open_gradients and not problem:
+                    self.plain.average()
+                    self.engine.forget_verdict()
+                    found = self._agree(digest, problem)
                 if not problem:
                     self._check_copies(found)
         except _C.SettingsDiffer:  # on all ranks, so these may exchange more
@@ -125,6 +126,13 @@ class StepAgreement:
             self.engine.forget_verdict()  # else the next call would go on with it
             raise ValueError(problem)
         return found
+
+    def _agree(self, digest: int, problem: str | None) -> _C.Verdict:
+        # If there is a problem, gradients that FSDP2 has not reduced may still be in flight.
+        parameters = () if problem else self.host_parameters()
+        norms = host_gradients.squared_norms(parameters, self.device, self.ranks)
+        maxima = self.after_step.maxima() if self.after_step else None
+        return self.engine.agree(norms, digest, maxima, self.plain.is_open)
 
     def _check_copies(self, found: _C.Verdict) -> None:
         try:

@@ -68,6 +68,11 @@ def slots_group(ranks: Ranks) -> dist.ProcessGroup | None:
     return _group("slots", ranks.by_slot, ranks, host=False)
 
 
+def made_slots_group(ranks: Ranks) -> dist.ProcessGroup | None:
+    """Returns that group if it was made, else None."""
+    return _groups.get(_key("slots", ranks.by_slot, ranks))
+
+
 def everyone_group(ranks: Ranks) -> dist.ProcessGroup | None:
     """Returns the group of all ranks for words over the host, or None for one rank alone."""
     return _group("everyone", ranks.everyone, ranks, host=True)
@@ -130,12 +135,11 @@ def engine_groups(ranks: Ranks) -> _C.SharedMesh:
 
 
 def _framework_groups(ranks: Ranks) -> list[dist.ProcessGroup]:
-    """Returns the groups in which a host may wait outside of the engine, for FSDP2, DTensor or the copy of buffers."""
+    """Returns the groups in which a host may wait outside of the engine, for FSDP2, DTensor, gradients or buffers."""
     groups = [*ranks.mesh_groups]
     if ranks.tensor_mesh is not None:
         groups.append(ranks.tensor_mesh.get_group())
-    slots = _groups.get(_key("slots", ranks.by_slot, ranks))  # of a model without buffers there is none
-    if slots is not None:
+    if (slots := made_slots_group(ranks)) is not None:
         groups.append(slots)
     # Waits of another backend on CPUs last until its timeout.
     return [group for group in groups if ranks.device_type != "cpu" or "gloo" in dist.get_backend(group)]

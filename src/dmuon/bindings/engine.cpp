@@ -50,6 +50,7 @@ void init_settings(py::module_& module) {
 
   py::class_<Verdict>(module, "Verdict")
       .def_readonly("has_gradient", &Verdict::has_gradient)
+      .def_readonly("has_open_gradients", &Verdict::has_open_gradients)
       .def_readonly("tensor_parallel", &Verdict::tensor_parallel)
       .def_readonly("maxima", &Verdict::maxima)
       .def("norm", &Verdict::norm)
@@ -189,6 +190,13 @@ void add_hooks(EngineClass& engine) {
            py::arg_v("call", nullptr, "..."))
       .def("watch_root_outputs", &Engine::watch_root_outputs, py::arg("outputs"))
       .def("before_end_of_backward", &Engine::before_end_of_backward, py::arg("callback"))
+      .def(
+          "set_other_gradients",
+          [](Engine& e, std::function<void(bool)> send, std::function<void()> finish) {
+            e.set_other_gradients({std::move(send), std::move(finish)});
+          },
+          py::arg("send"), py::arg("finish"))
+      .def("in_synchronised_backward", &Engine::in_synchronised_backward)
       .def("move_out", &Engine::move_out, no_gil)
       .def("move_back", &Engine::move_back, no_gil)
       .def("take_back", &Engine::take_back, py::arg("unit"), py::arg("checksum"), no_gil)
@@ -201,10 +209,12 @@ void add_step(EngineClass& engine) {
       .def(
           "agree",
           [](Engine& e, const std::optional<at::Tensor>& host, std::uint32_t settings,
-             const std::optional<at::Tensor>& maxima) {
-            return e.agree(host.value_or(at::Tensor()), settings, maxima.value_or(at::Tensor()));
+             const std::optional<at::Tensor>& maxima, bool has_open_gradients) {
+            return e.agree(host.value_or(at::Tensor()), settings, maxima.value_or(at::Tensor()),
+                           has_open_gradients);
           },
-          py::arg("host"), py::arg("settings"), py::arg("maxima") = std::nullopt, no_gil)
+          py::arg("host"), py::arg("settings"), py::arg("maxima") = std::nullopt,
+          py::arg("has_open_gradients") = false, no_gil)
       .def("set_num_maxima", &Engine::set_num_maxima, py::arg("num_maxima"))
       .def("agreed", &Engine::agreed)
       .def("end_step", &Engine::end_step)

@@ -5,7 +5,8 @@
 //   [4, 8)      the same negated: minus the smallest of each
 //   [8, 10)     the digest of the settings: the largest, and minus the smallest
 //   [10, 12)    the number of the model, likewise
-//   [12, 12+n)  1 if this rank had a gradient of the parameter
+//   [12]        1 if this rank has open gradients
+//   [13, 13+n)  1 if this rank had a gradient of the parameter
 //   then the words that travel along, and unused ones
 
 #include "dmuon/engine/agreement.h"
@@ -22,7 +23,8 @@ namespace {
 constexpr int kHashParts = 4;
 constexpr int kSettingsAt = 2 * kHashParts;
 constexpr int kModelAt = kSettingsAt + 2;
-constexpr int kParametersAt = kModelAt + 2;
+constexpr int kOpenAt = kModelAt + 2;
+constexpr int kParametersAt = kOpenAt + 1;
 
 void require_equal_everywhere(const double* words) {
   core::require(words[kModelAt] == -words[kModelAt + 1],
@@ -43,7 +45,7 @@ void require_equal_everywhere(const double* words) {
 
 }  // namespace
 
-core::Vector<core::ParameterIndex, bool> agree(wire::HostWords& all, const AgreementInput& input) {
+Agreed agree(wire::HostWords& all, const AgreementInput& input) {
   const int along_at = kParametersAt + input.has_gradient.size();
   const std::int64_t num_along = input.words.defined() ? input.words.numel() : 0;
   // A parameter has a flag, and words that travel along if any do.
@@ -62,6 +64,7 @@ core::Vector<core::ParameterIndex, bool> agree(wire::HostWords& all, const Agree
   words[kSettingsAt + 1] = -words[kSettingsAt];
   words[kModelAt] = input.model;
   words[kModelAt + 1] = -words[kModelAt];
+  words[kOpenAt] = input.has_open_gradients ? 1 : 0;
   for (const core::ParameterIndex parameter : input.has_gradient.indices())
     words[kParametersAt + parameter.value()] = input.has_gradient[parameter] ? 1 : 0;
   at::Tensor along = message.narrow(0, along_at, num_along);
@@ -71,10 +74,10 @@ core::Vector<core::ParameterIndex, bool> agree(wire::HostWords& all, const Agree
 
   require_equal_everywhere(words);
   if (num_along > 0) at::Tensor(input.words).copy_(along);
-  core::Vector<core::ParameterIndex, bool> has_gradient;
+  Agreed agreed{words[kOpenAt] > 0, {}};
   for (int i = 0; i < input.has_gradient.size(); ++i)
-    has_gradient.push_back(words[kParametersAt + i] > 0);
-  return has_gradient;
+    agreed.has_gradient.push_back(words[kParametersAt + i] > 0);
+  return agreed;
 }
 
 }  // namespace dmuon::engine

@@ -20,11 +20,19 @@ struct AgreementInput {
   int most_parameters = 0;
   int words_per_parameter = 1;  ///< of those that travel along
   int missing_maxima = 0;       ///< words that another model's message has beside these
+  /// True if this rank has gradients that are no means over all ranks yet, see OtherGradients.
+  bool has_open_gradients = false;
   /// True if this rank had a gradient of the parameter since it was cleared.
   core::Vector<core::ParameterIndex, bool> has_gradient;
   /// [any] fp64 of the host's memory, without a NaN; may be undefined. They travel along: every
   /// rank ends with the largest of each.
   at::Tensor words;
+};
+
+/// What is true of any rank. Equal on all ranks.
+struct Agreed {
+  bool has_open_gradients = false;
+  core::Vector<core::ParameterIndex, bool> has_gradient;
 };
 
 /// The settings of a step differ between ranks. All ranks throw it in the same place, so they can
@@ -34,9 +42,8 @@ struct SettingsDiffer : core::InvalidArgument {
 };
 
 /// One exchange of words between all ranks of the mesh. Blocks.
-/// @returns of each parameter, whether any rank had a gradient; equal on all ranks.
 /// @throws InvalidArgument, on all ranks, where models or what was issued differ; SettingsDiffer,
 /// where only settings do.
-core::Vector<core::ParameterIndex, bool> agree(wire::HostWords& all, const AgreementInput& input);
+Agreed agree(wire::HostWords& all, const AgreementInput& input);
 
 }  // namespace dmuon::engine

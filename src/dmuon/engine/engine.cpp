@@ -74,10 +74,15 @@ void Engine::drain() {
 // ones: zero_grad() may have come since.
 void Engine::settle() {
   take_turn();
-  if (resolver_.order().current() == Pass::kBackward) host_sums_.end_backward(resolver_.syncs());
+  const bool raised = resolver_.order().current() == Pass::kBackward;
+  const bool averages = raised && resolver_.syncs();
+  if (raised) host_sums_.end_backward(resolver_.syncs());
   backward_.reset();
   open_uses_.forget_backwards();
+  if (raised) resolver_.end_backward();
+  if (averages) others_.send(/*raised=*/true);
   resolver_.settle();
+  if (averages) others_.finish();
   mesh().watch->enter("");
 }
 
@@ -96,7 +101,11 @@ void Engine::settle_step() {
     take_new_gradients();
   }
   finish_update();
+  const bool averages = resolver_.owes_synchronised_backward();
+  if (backward) resolver_.run_owed_backward();
+  if (averages) others_.send(/*raised=*/false);
   resolver_.settle_step();
+  if (averages) others_.finish();
   if (backward) give_placeholder_gradients();
 }
 
@@ -280,9 +289,14 @@ void Engine::after_backward(core::UnitIndex index, Call* call) {
 
 void Engine::end_backward() {
   if (before_end_) before_end_();
+  const bool averages = resolver_.syncs();
   backward_.reset();
   open_uses_.forget_backwards();
   resolver_.end_backward();
+  if (averages) {
+    others_.send(/*raised=*/false);
+    others_.finish();
+  }
   has_second_order_ &= keeps_graph();
   host_sums_.end_backward(resolver_.syncs());
   give_placeholder_gradients();
@@ -328,7 +342,7 @@ void Engine::set_num_maxima(int num_maxima) {
 }
 
 const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings,
-                             const at::Tensor& maxima) {
+                             const at::Tensor& maxima, bool has_open_gradients) {
   settle_step();
   core::require(
       !host_sums_.take_mixed(),
@@ -347,6 +361,7 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings,
   input.model = executor_.model();
   input.most_parameters = mesh().models->most_parameters;
   input.words_per_parameter = mesh().shape().tensor_parallel;
+  input.has_open_gradients = has_open_gradients;
   const c10::AutoGradMode no_grad(false);
   input.missing_maxima = mesh().models->most_maxima - norms_.num_maxima();
   const at::Tensor words = norms_.measure(host, maxima);
@@ -359,9 +374,11 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings,
   }
   verdict_.reset();
   const std::int64_t num_norms = words.numel() - norms_.num_maxima();
+  Agreed agreed = engine::agree(mesh().words, input);
   verdict_ =
-      Verdict{engine::agree(mesh().words, input), words.narrow(0, 0, num_norms),
-              mesh().shape().tensor_parallel, words.narrow(0, num_norms, norms_.num_maxima())};
+      Verdict{std::move(agreed.has_gradient), words.narrow(0, 0, num_norms),
+              mesh().shape().tensor_parallel, words.narrow(0, num_norms, norms_.num_maxima()),
+              agreed.has_open_gradients};
   // Elsewhere they travel on the device, once all ranks are known to step the same model: messages
   // of two models differ in length.
   if (!words.is_cpu()) executor_.max_over_mesh(words, "the norms");

@@ -32,6 +32,17 @@ struct EngineOptions {
   double gradient_scale = 1;
 };
 
+/// Messages about gradients that neither the engine nor the host framework sends. The engine calls
+/// both functions once for each backward outside of no_sync, once all operations of its pass are
+/// issued: at its end, at the settle() after one that raised, and in settle_step() for one that
+/// only other ranks ran. So all ranks launch messages in one order, as NCCL wants it.
+struct OtherGradients {
+  /// Issues messages; waits for no other rank.
+  /// @param raised  true if the backward has. Then its gradients are lost.
+  std::function<void(bool raised)> send = [](bool) {};
+  std::function<void()> finish = [] {};  ///< waits for them
+};
+
 /// Runs a model's communication and updates. Hooks report how far a step has come,
 /// schedule::Resolver decides which operations run, Executor performs them. An Update changes the
 /// owners' weights in step(); the engine knows nothing of Muon.
@@ -124,6 +135,15 @@ class Engine : private schedule::Performer {
   /// have their weights. Its exceptions leave through backward().
   void before_end_of_backward(std::function<void()> callback) { before_end_ = std::move(callback); }
 
+  /// Exceptions of both functions leave through the call in which a backward ends.
+  void set_other_gradients(OtherGradients others) { others_ = std::move(others); }
+
+  /// True while a backward runs that is traced or replayed, outside of no_sync.
+  bool in_synchronised_backward() const {
+    return resolver_.order().current() == schedule::Pass::kBackward && !backward_.expired() &&
+           resolver_.syncs();
+  }
+
   /// Moves what outlives steps to the host, and back, see Offload. Frees replicated weights, which
   /// the next uses send again. Call nothing else in between, and meet() before.
   void move_out() {
@@ -145,10 +165,12 @@ class Engine : private schedule::Performer {
   /// @param settings  a digest of hyperparameters and all else that must be equal on all ranks.
   ///                  Ignored likewise.
   /// @param maxima    [num_maxima], see GradientNorms::measure. Ignored likewise.
+  /// @param has_open_gradients  true if this rank has gradients of OtherGradients that are no means
+  ///                            yet. Ignored likewise.
   /// @throws InvalidArgument, on all ranks, as engine::agree, or if micro-steps under no_sync have
   /// used other host units.
   const Verdict& agree(const at::Tensor& host = {}, std::uint32_t settings = 0,
-                       const at::Tensor& maxima = {});
+                       const at::Tensor& maxima = {}, bool has_open_gradients = false);
   /// Sets of how many numbers each agreement finds the largest over all ranks; 0 at first. Drops
   /// the verdict. All ranks do the same, between steps.
   void set_num_maxima(int num_maxima);
@@ -278,6 +300,7 @@ class Engine : private schedule::Performer {
   HostSums host_sums_;
   std::int64_t num_compared_ = 0;
   std::function<void()> before_end_;
+  OtherGradients others_;
   std::string no_backward_;  // why, if none may begin
   GradientNorms norms_;
   std::optional<Verdict> verdict_;

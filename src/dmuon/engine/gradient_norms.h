@@ -25,6 +25,8 @@ struct Verdict {
   /// [GradientNorms::num_maxima] fp64: the largest of the ranks' numbers. The next verdict reuses
   /// the memory.
   at::Tensor maxima = {};
+  /// True if some rank has gradients that are no means over all ranks yet, see OtherGradients.
+  bool has_open_gradients = false;
 
   at::Tensor norm() const;   ///< [] fp64, of all gradients together
   at::Tensor norms() const;  ///< [parameters] fp64

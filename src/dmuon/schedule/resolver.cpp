@@ -164,16 +164,20 @@ void Resolver::settle() {
   finish_routes();
 }
 
+void Resolver::run_owed_backward() {
+  settle();
+  finish_update();
+  const bool sync = std::exchange(sync_, forward_sync_);
+  begin_backward();
+  end_backward();
+  sync_ = sync;
+}
+
 void Resolver::settle_step() {
   settle();
   finish_update();
-  const bool sync = sync_;
-  if (order_.owes_backward()) {
-    sync_ = forward_sync_;
-    begin_backward();
-    end_backward();
-  }
-  sync_ = true;
+  if (order_.owes_backward()) run_owed_backward();
+  const bool sync = std::exchange(sync_, true);
   for (const core::UnitIndex unit : units_.indices()) {
     if (units_[unit].held) serve({Moment::kAfterBackward, unit});
   }

@@ -114,9 +114,11 @@ class Resolver {
 
   /// Ends the pass and waits for all routes.
   void settle();
-  /// Before a step's agreement: settles, takes part in a backward that other ranks may have run
-  /// while this rank's loss touched nothing, and sends on the partial sums.
+  /// Before a step's agreement: settles, runs an owed backward, and sends on the partial sums.
   void settle_step();
+  /// Takes part in a backward that other ranks may have run while this rank's loss touched nothing.
+  /// Only if owes_backward(). Waits for no routes of it, as settle_step() does.
+  void run_owed_backward();
   /// Settles. Updates this rank's batches, and begins a new version of the weights. With
   /// StepOptions::late_updates the batches may be under way when this returns.
   void step() { renew(/*updates=*/true); }
@@ -145,6 +147,8 @@ class Resolver {
   bool holds_partial_sums() const;
   /// True if settle_step() will run a backward.
   bool owes_backward() const { return order_.owes_backward(); }
+  /// As owes_backward(), if that backward is outside of no_sync.
+  bool owes_synchronised_backward() const { return order_.owes_backward() && forward_sync_; }
 
   const Order& order() const { return order_; }
   const Layout& layout() const { return layout_; }

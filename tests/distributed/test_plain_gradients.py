@@ -1,0 +1,248 @@
+"""Gradients that no fully_shard manages are means after each backward, as under DistributedDataParallel."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from dmuon._running.runtime import runtime_of
+from models import VOCABULARY, Skips, batch, loss_of, make_gpt, part, square_loss
+from scenario import Session, assert_equal_to_reference, check, language_loss
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.utils.checkpoint import checkpoint
+from training import AHEAD, NO_COPY, REPLICATED, dedicate
+
+import dmuon
+
+# The embedding and the head are messages of their own, norms and biases are not: see pool.py.
+MESHES = [((2, 2), REPLICATED), ((1, 4), AHEAD), ((3,), REPLICATED)]
+
+
+def gradients_of(s: Session) -> dict[str, torch.Tensor]:
+    """Of all parameters but the matrices of blocks."""
+    named = s.model.named_parameters()
+    return {name: p.grad.clone() for name, p in named if p.ndim == 1 or "embedding" in name or "head" in name}
+
+
+def accumulated(s: Session, micro_steps: int) -> None:
+    s.start(make_gpt(depth=2), units=None)
+    for step in range(2):
+        for micro_step in range(micro_steps):
+            s.backward(language_loss(10 * step + micro_step, s.size))
+        s.notes.append(gradients_of(s))
+        s.step()
+
+
+@pytest.mark.parametrize("micro_steps", [1, 2])
+@pytest.mark.parametrize(("mesh", "schedule"), MESHES)
+def test_gradients_are_means_after_a_backward(ranks, mesh, schedule, micro_steps):
+    *notes, expected = check(ranks, accumulated, mesh, schedule=schedule, micro_steps=micro_steps)
+    for steps in notes:
+        for got, wanted in zip(steps, expected, strict=True):
+            assert got.keys() == wanted.keys()
+            for name, gradient in got.items():
+                torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-6)
+        assert all(torch.equal(steps[-1][name], notes[0][-1][name]) for name in steps[-1])
+
+
+def held_back(s: Session, to_the_end: bool) -> None:
+    """Gradients of no_sync are a rank's own until a backward outside, or the step, averages them."""
+    s.start(make_gpt(depth=2), units=None)
+    for step in range(2):
+        if s.reference:
+            s.backward(language_loss(10 * step, s.size))
+        else:
+            with dmuon.no_sync(s.model):
+                s.backward(language_loss(10 * step, s.size))
+            if step == 0:
+                assert torch.equal(s.model.norm.weight.grad, first_gradient(s))
+        if not to_the_end:
+            s.backward(language_loss(10 * step + 1, s.size))
+        s.clip(0.1)
+        s.step()
+
+
+def first_gradient(s: Session) -> torch.Tensor:
+    """This rank's own of `norm.weight`, by the first weights."""
+    model = make_gpt(depth=2)
+    loss_of(model, part(batch(0), s.rank, s.size)).backward()
+    return model.norm.weight.grad
+
+
+@pytest.mark.parametrize("to_the_end", [False, True])
+@pytest.mark.parametrize(("mesh", "schedule"), MESHES)
+def test_gradients_of_no_sync_are_averaged_before_they_are_used(ranks, mesh, schedule, to_the_end):
+    *notes, expected = check(ranks, held_back, mesh, schedule=schedule, to_the_end=to_the_end)
+    for norms in notes:
+        assert norms == pytest.approx(expected, rel=1e-4)
+
+
+def beside_the_model(s: Session, clips_before: bool) -> None:
+    """Each rank adds the gradient of a loss that its own weights of AdamW have alone, outside of the model."""
+    s.start(make_gpt(depth=2), units=None)
+
+    def penalty(model: nn.Module, rank: int) -> torch.Tensor:
+        return (1 + rank) * (model.head.weight.square().sum() + model.norm.weight.square().sum())
+
+    for step in range(3):
+        s.backward(language_loss(step, s.size))
+        if clips_before:
+            s.clip(1e9)
+        s.backward(penalty)
+        s.clip(0.1)
+        s.step()
+
+
+@pytest.mark.parametrize("clips_before", [False, True])
+def test_gradients_of_a_loss_beside_the_model_are_averaged_too(ranks, clips_before):
+    *notes, expected = check(ranks, beside_the_model, schedule=REPLICATED, clips_before=clips_before)
+    for norms in notes:
+        assert norms == pytest.approx(expected, rel=1e-4)
+
+
+def without_a_backward(s: Session) -> None:
+    """In the second step rank 1 computes a loss and drops it, in the third one rank 0."""
+    s.start(make_gpt(depth=2), units=None)
+    for step in range(4):
+        value = language_loss(step, s.size)
+        dropped = {1: 1, 2: 0}.get(step)
+        s.backward(lambda model, rank, value=value, dropped=dropped: (value(model, rank), None)[rank == dropped])
+        s.notes.append({name: p.grad is None for name, p in s.model.named_parameters() if p.ndim == 1})
+        s.step()
+
+
+@pytest.mark.parametrize(("mesh", "schedule"), MESHES)
+def test_a_rank_without_a_backward_counts_as_zeros(ranks, mesh, schedule):
+    check(ranks, without_a_backward, mesh, schedule=schedule)
+
+
+UNUSED = ("few", "many", "nobodys few", "nobodys many")
+
+
+def skipping(s: Session) -> None:
+    """Rank 2 alone has a gradient of two parameters, nobody of two others."""
+    torch.manual_seed(0)
+    model = Skips()
+    model.extra = nn.ParameterDict({name: nn.Parameter(torch.ones(600 if "many" in name else 6)) for name in UNUSED})
+    s.start(model, units=None)
+
+    def loss(model: nn.Module, rank: int) -> torch.Tensor:
+        value = square_loss(0)(model, rank)
+        return value + (model.extra["few"].sum() + model.extra["many"].square().sum() if rank == 2 else 0)
+
+    for _ in range(2):
+        s.backward(square_loss(1))
+        s.backward(loss)
+        s.notes.append([model.extra[name].grad is None for name in UNUSED])
+        s.step()
+
+
+@pytest.mark.parametrize("schedule", [NO_COPY, REPLICATED])
+def test_missing_gradients_are_zeros_and_those_that_nobody_has_stay_away(ranks, schedule):
+    notes = check(ranks, skipping, schedule=schedule)
+    assert notes == [[[False, False, True, True]] * 2] * 5
+
+
+class Shared(nn.Module):
+    """Reentrant checkpoints add to the gradient of `table` once each, so twice in a backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(1200))
+        self.blocks = nn.ModuleList(nn.Linear(12, 12, bias=False) for _ in range(2))
+
+    def part(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return block(x) + self.table[:12].sum() * x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(self.part, block, x, use_reentrant=True)
+        return x
+
+
+def shared(s: Session) -> None:
+    torch.manual_seed(0)
+    s.start(Shared(), units=None)
+    for step in range(3):
+
+        def loss(model: nn.Module, rank: int, step: int = step) -> torch.Tensor:
+            x = torch.randn(4, 12, generator=torch.Generator().manual_seed(10 * step + rank), requires_grad=True)
+            return model(x).square().mean()
+
+        s.backward(loss)
+        s.clip(0.5)
+        s.step()
+
+
+@pytest.mark.parametrize(("mesh", "schedule"), MESHES)
+def test_a_gradient_that_comes_twice_in_a_backward_is_whole(ranks, mesh, schedule):
+    *notes, expected = check(ranks, shared, mesh, schedule=schedule)
+    for norms in notes:
+        assert norms == pytest.approx(expected, rel=1e-4)
+
+
+def chained(s: Session) -> None:
+    """One backward goes through two models, each with an optimizer of its own."""
+    first, second = s.another(), s.another()
+    first.start(make_gpt(depth=1), units=None)
+    second.start(make_gpt(1, depth=1), units=None)
+    for step in range(3):
+        for rank in first.each_rank():
+            tokens = part(batch(step), rank, s.size)
+            soft = first.model(tokens[:, :-1]).softmax(-1)
+            x = soft @ second.model.embedding.weight
+            loss = second.model(tokens[:, :-1]).square().mean() + x.square().mean()
+            (loss / (s.size if s.reference else 1)).backward()
+        first.step()
+        second.step()
+    s.initial, s.model = second.initial, second.model
+    s.notes.append((first.initial, first.weights()))
+
+
+@pytest.mark.parametrize(("mesh", "schedule"), MESHES)
+def test_one_backward_through_two_models_gives_means_to_both(ranks, mesh, schedule):
+    *notes, [(initial, expected)] = check(ranks, chained, mesh, schedule=schedule)
+    for [(_, got)] in notes:
+        assert_equal_to_reference(initial, expected, got)
+
+
+def narrow(s: Session) -> None:
+    s.start(make_gpt(depth=2), units=None, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
+    s.backward(language_loss(0, s.size))
+    s.notes.append(gradients_of(s))
+    s.step()
+
+
+def test_gradients_travel_in_the_dtype_of_reduction(ranks):
+    """Some values are none of bf16 in fp32, and all are in 16 bits."""
+    *notes, expected = check(ranks, narrow, schedule=REPLICATED, bound=math.inf)
+    for [gradients] in notes:
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, expected[0][name], rtol=0.02, atol=1e-4)
+            assert torch.equal(gradient, gradient.bfloat16().float())
+            assert not torch.equal(expected[0][name], expected[0][name].bfloat16().float())
+
+
+def hooked(mesh: Any) -> tuple[int, bool, list[bool]]:
+    """Returns how many gradients were on their way when the backward came to the first block; and what a hook saw."""
+    model = make_gpt(depth=2)
+    dedicate(model, mesh, REPLICATED)
+    dmuon.Muon(model, lr=1e-2)
+    plain = runtime_of(model, "test").plain
+    sent: list[int] = []
+    count = lambda _: sent.append(len(plain._backward.sent))  # noqa: E731
+    model.embedding.register_forward_hook(lambda module, args, x: x.register_hook(count) and None)
+    saw: list[bool] = []
+    loss_of(model, part(batch(0), mesh.get_rank(), mesh.size())).backward()
+    model.head.weight.register_post_accumulate_grad_hook(lambda p: saw.append(p.grad is not None))
+    loss_of(model, part(batch(0), mesh.get_rank(), mesh.size())).backward()
+    return sent[0], sent[1] == 0, saw
+
+
+@pytest.mark.cpu("on devices it leaves when the backward ends")
+def test_a_large_gradient_travels_during_the_backward_but_not_before_a_hook_of_the_user_s(ranks):
+    assert VOCABULARY * 24 > 500
+    assert ranks.run(hooked, (4,)) == [(1, True, [True])] * 4
