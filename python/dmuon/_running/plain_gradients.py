@@ -28,7 +28,6 @@ class _Sent:
     parameter: torch.Tensor
     gradient: torch.Tensor | None  # this rank's, None if it has none
     mean: Any = None  # [elements], a part of the message
-    work: Any = None
 
 
 @dataclasses.dataclass(eq=False)
@@ -39,6 +38,7 @@ class _Backward:
     large: list[torch.Tensor]  # not sent yet; the last one is next
     came: set[torch.Tensor] = dataclasses.field(default_factory=set)
     sent: dict[torch.Tensor, _Sent] = dataclasses.field(default_factory=dict)
+    works: list[Any] = dataclasses.field(default_factory=list)  # of all messages
     present: torch.Tensor | None = None  # [parameters]: how many ranks have a gradient; None if this one has all
     raised: bool = False
 
@@ -143,22 +143,22 @@ class PlainGradients:
         like = {"dtype": self._dtype, "device": local_part(backward.parameters[0]).device}
         present = torch.ones(len(has), **like) if all(has) else torch.tensor(has, **like)
         message = torch.cat([present, *values])
-        work = dist.all_reduce(message, group=self._group, async_op=True)
+        backward.works.append(dist.all_reduce(message, group=self._group, async_op=True))
         present, *values = message.split([len(has), *map(len, values)])
         # Only a rank that lacks a gradient reads from the device which ones exist: reading waits for the device.
         backward.present = None if all(has) else present
         for parameter, mean in zip(small, values, strict=True):
-            backward.sent[parameter].mean, backward.sent[parameter].work = mean, work
+            backward.sent[parameter].mean = mean
 
     @torch.no_grad()
     def finish(self) -> None:
         """Waits for what was sent, and gives parameters their means; none after a backward that has raised."""
         backward = self._backward
         assert backward is not None
-        if backward.sent:
+        if backward.works:
             with blocking_message(self._engine, "the mean of the gradients that no fully_shard manages"):
-                for sent in backward.sent.values():
-                    sent.work.wait()
+                for work in backward.works:
+                    work.wait()
         self._backward = None
         if backward.raised:
             return
@@ -216,8 +216,8 @@ class PlainGradients:
     def _send_large(self, backward: _Backward, parameter: torch.Tensor) -> None:
         gradient = backward.take(parameter)
         values = self._values(parameter, gradient)
-        work = dist.all_reduce(values, group=self._group, async_op=True)
-        backward.sent[parameter] = _Sent(parameter, gradient, values, work)
+        backward.works.append(dist.all_reduce(values, group=self._group, async_op=True))
+        backward.sent[parameter] = _Sent(parameter, gradient, values)
 
     def _values(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
         """Returns [elements] of a message: this rank's part of the mean, in the gradient's own memory if it can be."""
