@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from dmuon import _C
 from dmuon._running.blocking import blocking_message
+from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import made_slots_group, slots_group
-from dmuon._setup.ranks import Ranks
 from dmuon._setup.slices import local_part
 
 LARGE = 2**18  # elements of a gradient that is a message of its own
@@ -73,18 +73,13 @@ class PlainGradients:
 
     _senders: ClassVar[dict[tuple[int, ...], weakref.ref[PlainGradients]]] = {}  # the last one that sent, by ranks
 
-    def __init__(
-        self,
-        parameters: Iterable[torch.Tensor],
-        ranks: Ranks,
-        engine: _C.Engine,
-        divide_factor: float,
-        dtype: torch.dtype,
-    ) -> None:
-        """Of `parameters`, the model's, those count that `add` names. Messages are of `dtype`."""
-        self._of_model, self._ranks, self._engine, self._dtype = list(parameters), ranks, engine, dtype
+    def __init__(self, parameters: Iterable[torch.Tensor], dedication: Dedication, engine: _C.Engine) -> None:
+        """Of `parameters`, the model's, those count that `add` names."""
+        ranks = dedication.ranks
+        self._of_model, self._ranks, self._engine = list(parameters), ranks, engine
+        self._dtype = dedication.mp_policy.reduce_dtype or torch.float32  # of messages
         self._group = made_slots_group(ranks)
-        self._scale = ranks.num_slots / divide_factor
+        self._scale = ranks.num_slots / dedication.across_ranks.divide_factor(ranks.num_slots)
         self._added: dict[torch.Tensor, None] = {}  # in the order of the groups
         self._backward: _Backward | None = None  # that has sent something, or could
         self.is_open = False
@@ -140,8 +135,8 @@ class PlainGradients:
         values = [self._values(parameter, gradient) for parameter, gradient in zip(small, gradients, strict=True)]
         backward.sent |= {p: _Sent(p, gradient) for p, gradient in zip(small, gradients, strict=True)}
         has = [backward.sent[parameter].gradient is not None for parameter in backward.parameters]
-        like = {"dtype": self._dtype, "device": local_part(backward.parameters[0]).device}
-        present = torch.ones(len(has), **like) if all(has) else torch.tensor(has, **like)
+        like = local_part(backward.parameters[0])
+        present = like.new_ones(len(has), dtype=self._dtype) if all(has) else like.new_tensor(has, dtype=self._dtype)
         message = torch.cat([present, *values])
         backward.works.append(dist.all_reduce(message, group=self._group, async_op=True))
         present, *values = message.split([len(has), *map(len, values)])

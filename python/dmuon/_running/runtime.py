@@ -89,9 +89,7 @@ class Runtime:
         for module, order in dedication.known.items():
             restore_order(module, order)
         others = (p for p in model.parameters() if not isinstance(p, OwnedTensor) and not is_sharded(p, self.ranks))
-        reduce_dtype = dedication.mp_policy.reduce_dtype or torch.float32
-        self.plain = PlainGradients(others, self.ranks, self.engine, self.divide_factor, reduce_dtype)
-        self.step_agreement.plain = self.plain
+        self.plain = self.step_agreement.plain = PlainGradients(others, dedication, self.engine)
         dtypes = [placeholder.dtype for placeholder in self.placeholders]
         self.shards = OwnedShards(self.transfers, self.leaves, dtypes, states, self.ranks, dedication.mesh)
 

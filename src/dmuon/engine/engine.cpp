@@ -375,10 +375,9 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings,
   verdict_.reset();
   const std::int64_t num_norms = words.numel() - norms_.num_maxima();
   Agreed agreed = engine::agree(mesh().words, input);
-  verdict_ =
-      Verdict{std::move(agreed.has_gradient), words.narrow(0, 0, num_norms),
-              mesh().shape().tensor_parallel, words.narrow(0, num_norms, norms_.num_maxima()),
-              agreed.has_open_gradients};
+  verdict_ = Verdict{std::move(agreed.has_gradient), words.narrow(0, 0, num_norms),
+                     mesh().shape().tensor_parallel,
+                     words.narrow(0, num_norms, norms_.num_maxima()), agreed.has_open_gradients};
   // Elsewhere they travel on the device, once all ranks are known to step the same model: messages
   // of two models differ in length.
   if (!words.is_cpu()) executor_.max_over_mesh(words, "the norms");

@@ -16,6 +16,7 @@
 #include "dmuon/engine/host_sums.h"
 #include "dmuon/engine/offload.h"
 #include "dmuon/engine/open_uses.h"
+#include "dmuon/engine/other_gradients.h"
 #include "dmuon/engine/transfers.h"
 #include "dmuon/schedule/resolver.h"
 
@@ -30,17 +31,6 @@ struct EngineOptions {
   int host_replicates = 1;
   /// Owners' gradients are the mean over all ranks times this.
   double gradient_scale = 1;
-};
-
-/// Messages about gradients that neither the engine nor the host framework sends. The engine calls
-/// both functions once for each backward outside of no_sync, once all operations of its pass are
-/// issued: at its end, at the settle() after one that raised, and in settle_step() for one that
-/// only other ranks ran. So all ranks launch messages in one order, as NCCL wants it.
-struct OtherGradients {
-  /// Issues messages; waits for no other rank.
-  /// @param raised  true if the backward has. Then its gradients are lost.
-  std::function<void(bool raised)> send = [](bool) {};
-  std::function<void()> finish = [] {};  ///< waits for them
 };
 
 /// Runs a model's communication and updates. Hooks report how far a step has come,
