@@ -22,7 +22,7 @@ import dmuon
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.emulated import emulated_mesh
-from bench.gpt import GPT, VOCABULARY, GPTConfig
+from bench.gpt import GPT, BYTES, GPTConfig
 
 KINDS = ("adamw", "dmuon")
 PHASES = ("forward", "backward", "step")
@@ -59,7 +59,7 @@ def count(mesh: Any, kind: str, dtype: str, num_blocks: int, width: int, **optio
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), foreach=True)
     found = {}
     for _ in range(3):
-        tokens = torch.randint(0, VOCABULARY, (1, NUM_TOKENS), device=device)
+        tokens = torch.randint(0, BYTES, (1, NUM_TOKENS), device=device)
         torch.accelerator.synchronize()
         async_device.reset_statistics()
         with async_device.phase("forward"), sdpa_kernel(SDPBackend.MATH):

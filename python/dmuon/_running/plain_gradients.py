@@ -190,7 +190,7 @@ class PlainGradients:
         if parameter in backward.sent:
             self.is_open = True
             return
-        hooks: Any = parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+        hooks: Any = parameter._post_accumulate_grad_hooks
         if len(hooks) == 1 and self._may_send_early():  # the user's own hooks want to see it
             backward.came.add(parameter)
         while backward.large and backward.large[-1] in backward.came:

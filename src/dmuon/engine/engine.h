@@ -125,7 +125,6 @@ class Engine : private schedule::Performer {
   /// have their weights. Its exceptions leave through backward().
   void before_end_of_backward(std::function<void()> callback) { before_end_ = std::move(callback); }
 
-  /// Exceptions of both functions leave through the call in which a backward ends.
   void set_other_gradients(OtherGradients others) { others_ = std::move(others); }
 
   /// True while a backward runs that is traced or replayed, outside of no_sync.
