@@ -22,7 +22,7 @@ import dmuon
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.emulated import emulated_mesh
-from bench.gpt import GPT, BYTES, GPTConfig
+from bench.gpt import BYTES, GPT, GPTConfig
 
 KINDS = ("adamw", "dmuon")
 PHASES = ("forward", "backward", "step")
