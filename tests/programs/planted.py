@@ -85,22 +85,22 @@ PYTHON = (
     Planted(
         "rank_without_gradient_left_out",
         RUNNING + "plain_gradients.py",
-        "            if anywhere:\n",
-        "            if anywhere and backward.sent[parameter].gradient is not None:\n",
+        "            if anywhere and parameter not in backward.came_again:\n",
+        "            if anywhere and parameter.grad is not None and parameter not in backward.came_again:\n",
         "A rank that skipped a block does not update the block's plain parameters: ranks drift apart.",
     ),
     Planted(
         "mean_over_the_row",
         RUNNING + "plain_gradients.py",
-        ".div_(self._ranks.num_slots)",
-        ".div_(self._ranks.num_shards)",
+        "message[len(has) :].div_(self._ranks.num_slots)",
+        "message[len(has) :].div_(self._ranks.num_shards)",
         "Gradients that no fully_shard manages are averaged inside nodes, and added up over them.",
     ),
     Planted(
         "plain_gradients_of_no_sync_stay",
         RUNNING + "plain_gradients.py",
-        "            self.is_open = True\n            self._engine.forget_verdict()\n",
-        "            self._engine.forget_verdict()\n",
+        "        return self._is_open or any(",
+        "        return False and any(",
         "A step after no_sync uses gradients that no fully_shard manages as each rank has them: ranks drift apart.",
     ),
 )

@@ -62,18 +62,20 @@ class Gradient:
     def norm(self) -> torch.Tensor:
         """Returns the 2-norm of the mean over all ranks, in a form that combines with norms of FSDP2's gradients."""
         runtime = self._alive()
-        if runtime.fsdp_modules and any(p.requires_grad for p in runtime.plain):
+        plain = [p for p in runtime.plain if p.requires_grad and runtime.ranks.num_slots > 1]
+        if (runtime.fsdp_modules and plain) or any(isinstance(p, DTensor) for p in plain):
             raise ValueError(
-                "dmuon: a norm of torch's with parameters of which fully_shard manages some and others not: torch adds "
-                "up norms of one kind alone. Expected: dmuon.clip_grad_norm_(model, max_norm)."
+                "dmuon: a norm of torch's with parameters of which fully_shard manages some and others not, or of "
+                "tensor parallelism: torch adds up norms of one kind alone. Expected: "
+                "dmuon.clip_grad_norm_(model, max_norm)."
             )
-        if runtime.plain.is_open:
+        norm: torch.Tensor = runtime.step_agreement.owned_norms()[self._index]
+        if runtime.step_agreement.had_open_gradients:
             raise ValueError(
                 "dmuon: a norm of torch's after a backward under no_sync, or through parameters of AdamW alone: "
                 "gradients that no fully_shard manages have not been averaged over the ranks. Expected: "
                 "dmuon.clip_grad_norm_(model, max_norm), or the last backward outside of no_sync."
             )
-        norm: torch.Tensor = runtime.step_agreement.owned_norms()[self._index]
         mesh = runtime.shards.mesh_of_norms
         if mesh is None or not runtime.fsdp_modules:
             return norm

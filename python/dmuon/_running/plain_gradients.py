@@ -19,15 +19,7 @@ from dmuon._setup.groups import made_slots_group, slots_group
 from dmuon._setup.slices import local_part
 
 LARGE = 2**18  # elements of a gradient that is a message of its own
-
-
-@dataclasses.dataclass(eq=False)
-class _Sent:
-    """A gradient on its way."""
-
-    parameter: torch.Tensor
-    gradient: torch.Tensor | None  # this rank's, None if it has none
-    mean: Any = None  # [elements], a part of the message
+_IS_MEAN = "_dmuon_is_mean"  # a mark on a gradient
 
 
 @dataclasses.dataclass(eq=False)
@@ -37,21 +29,12 @@ class _Backward:
     parameters: list[torch.Tensor]  # in the order of the groups
     large: list[torch.Tensor]  # not sent yet; the last one is next
     came: set[torch.Tensor] = dataclasses.field(default_factory=set)
-    sent: dict[torch.Tensor, _Sent] = dataclasses.field(default_factory=dict)
+    came_again: set[torch.Tensor] = dataclasses.field(default_factory=set)  # after they were sent
+    has: dict[torch.Tensor, bool] = dataclasses.field(default_factory=dict)  # of those sent: this rank has a gradient
+    means: dict[torch.Tensor, torch.Tensor] = dataclasses.field(default_factory=dict)  # [elements], in messages
     works: list[Any] = dataclasses.field(default_factory=list)  # of all messages
     present: torch.Tensor | None = None  # [parameters]: how many ranks have a gradient; None if this one has all
     raised: bool = False
-
-    def take(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """Takes away the gradient to be sent. What comes from now on is no part of it."""
-        if self.raised:
-            return None
-        gradient: Any = parameter.grad
-        if isinstance(parameter, DTensor) and gradient is not None:
-            # Autograd may leave a sum over the ranks of tensor parallelism open.
-            gradient = gradient.redistribute(placements=parameter.placements)
-        parameter.grad = None
-        return gradient  # type: ignore[no-any-return]
 
 
 class PlainGradients:
@@ -63,15 +46,15 @@ class PlainGradients:
     The rest leave then in one message. Missing ones count as zeros; a parameter without a gradient on all ranks gets
     none.
 
-    Gradients that came otherwise are *open*: in `no_sync`, in a backward that is no pass of the engine, or a second
-    time in one backward. The next such backward averages them too, or the step's agreement. A mean does not change
-    by that. If `start` made no group, because no parameter was plain then, all are open, and the first average makes
-    it.
+    Other gradients are *open*: of `no_sync`, of a backward that is no pass of the engine, those that come a second
+    time in one backward, and assigned ones. The next backward averages them too, or the step's agreement. A mean does
+    not change by that. If `start` made no group, because no parameter was plain then, all are open, and the first
+    average makes it.
 
-    On a device the host waits only if this rank lacks a gradient.
+    On a device the host waits in each backward in which this rank lacks a gradient.
     """
 
-    _senders: ClassVar[dict[tuple[int, ...], weakref.ref[PlainGradients]]] = {}  # the last one that sent, by ranks
+    _models: ClassVar[dict[tuple[int, ...], weakref.WeakSet[PlainGradients]]] = {}  # that live, by their ranks
 
     def __init__(self, parameters: Iterable[torch.Tensor], dedication: Dedication, engine: _C.Engine) -> None:
         """Of `parameters`, the model's, those count that `add` names."""
@@ -82,8 +65,9 @@ class PlainGradients:
         self._scale = ranks.num_slots / dedication.across_ranks.divide_factor(ranks.num_slots)
         self._added: dict[torch.Tensor, None] = {}  # in the order of the groups
         self._backward: _Backward | None = None  # that has sent something, or could
-        self.is_open = False
+        self._is_open = False
         self.made: list[torch.Tensor] = []  # gradients that this rank lacked, since the last clear()
+        self._models.setdefault(ranks.by_slot, weakref.WeakSet()).add(self)
         if self._group is not None:
             self._listen()
 
@@ -100,18 +84,25 @@ class PlainGradients:
         """Adds the plain parameters of a group of AdamW's."""
         arrived = weakref.WeakMethod(self._arrived)
         for parameter in parameters:
-            if parameter in self._added:
+            if parameter in self._added or self._ranks.num_slots == self._scale == 1:
                 continue
             self._added[parameter] = None
             is_trainable = parameter.requires_grad
-            parameter.requires_grad_(True)  # frozen parameters allow no hooks
-            if self._ranks.num_slots > 1:
+            if parameter.is_floating_point():
+                parameter.requires_grad_(True)  # frozen parameters allow no hooks
                 parameter.register_post_accumulate_grad_hook(lambda of: _call(arrived, of))
-            if self._scale != 1:
                 # Their mean over the slots becomes the sum over the divide factor. At the source, so that sums of
                 # micro-steps, norms and momentum all have one size.
-                parameter.register_hook(functools.partial(torch.mul, other=self._scale))
-            parameter.requires_grad_(is_trainable)
+                if self._scale != 1:
+                    parameter.register_hook(functools.partial(torch.mul, other=self._scale))
+                parameter.requires_grad_(is_trainable)
+
+    def has_open(self) -> bool:
+        """True if this rank has open gradients."""
+        if self._ranks.num_slots == 1:
+            return False
+        gradients = (p.grad for p in self._added if p.requires_grad)
+        return self._is_open or any(g is not None and not hasattr(g, _IS_MEAN) for g in gradients)
 
     def average(self) -> None:
         """Averages all gradients now. Collective."""
@@ -123,27 +114,25 @@ class PlainGradients:
 
     @torch.no_grad()
     def send(self, raised: bool = False) -> None:
-        """Sends what a backward has not sent yet: zeros if it has raised. Waits for no other rank."""
+        """Sends what a backward has not sent yet: zeros if it has raised. Waits for no other slot."""
         backward = self._backward or self._begin()
         backward.raised = raised
         while backward.large:
             self._send_large(backward, backward.large.pop())
         if not backward.parameters:
             return
-        small = [parameter for parameter in backward.parameters if parameter not in backward.sent]
-        gradients = [backward.take(parameter) for parameter in small]
-        values = [self._values(parameter, gradient) for parameter, gradient in zip(small, gradients, strict=True)]
-        backward.sent |= {p: _Sent(p, gradient) for p, gradient in zip(small, gradients, strict=True)}
-        has = [backward.sent[parameter].gradient is not None for parameter in backward.parameters]
+        small = [parameter for parameter in backward.parameters if parameter not in backward.means]
+        pieces = [self._values(backward, parameter) for parameter in small]
+        has = [backward.has[parameter] for parameter in backward.parameters]
         like = local_part(backward.parameters[0])
         present = like.new_ones(len(has), dtype=self._dtype) if all(has) else like.new_tensor(has, dtype=self._dtype)
-        message = torch.cat([present, *values])
+        message = torch.cat([present, *pieces])
+        present, *pieces = message.split([len(has), *map(len, pieces)])
+        message[len(has) :].div_(self._ranks.num_slots)
         backward.works.append(dist.all_reduce(message, group=self._group, async_op=True))
-        present, *values = message.split([len(has), *map(len, values)])
         # Only a rank that lacks a gradient reads from the device which ones exist: reading waits for the device.
         backward.present = None if all(has) else present
-        for parameter, mean in zip(small, values, strict=True):
-            backward.sent[parameter].mean = mean
+        backward.means |= zip(small, pieces, strict=True)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -156,70 +145,64 @@ class PlainGradients:
                     work.wait()
         self._backward = None
         if backward.raised:
+            self._is_open = True
             return
         present = [True] * len(backward.parameters) if backward.present is None else backward.present.tolist()
         for parameter, anywhere in zip(backward.parameters, present, strict=True):
-            if anywhere:
-                self._give(backward.sent[parameter])
+            if anywhere and parameter not in backward.came_again:
+                self._give(parameter, backward.means[parameter])
 
-    def _give(self, sent: _Sent) -> None:
-        later = sent.parameter.grad  # came after it was sent
-        gradient = torch.empty_like(sent.parameter) if sent.gradient is None else sent.gradient
-        of_rank = local_part(gradient).detach()
-        if of_rank.data_ptr() != sent.mean.data_ptr():
-            of_rank.copy_(sent.mean.view(of_rank.shape))
-        sent.parameter.grad = gradient if later is None else gradient + later
-        if sent.gradient is None:
-            self.made.append(sent.parameter.grad)
+    def _give(self, parameter: torch.Tensor, mean: torch.Tensor) -> None:
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter)
+            self.made.append(parameter.grad)
+        of_rank = local_part(parameter.grad).detach()
+        of_rank.copy_(mean.view(of_rank.shape))
+        setattr(parameter.grad, _IS_MEAN, True)
 
     def _begin(self) -> _Backward:
-        parameters = [parameter for parameter in self._added if parameter.requires_grad]
+        parameters = [p for p in self._added if p.requires_grad]
         large = [p for p in parameters if p.numel() >= LARGE and not isinstance(p, DTensor)]
         self._backward = _Backward(parameters, large)
-        self.is_open = False
+        self._is_open = False
         return self._backward
 
     def _arrived(self, parameter: torch.Tensor) -> None:
         """Notes that autograd has accumulated a gradient."""
         creates_graph = torch.is_grad_enabled()
         if creates_graph or self._group is None or not self._engine.in_synchronised_backward():
-            self.is_open = True
+            self._is_open = True
             self._engine.forget_verdict()
             return
         backward = self._backward or self._begin()
-        if parameter in backward.sent:
-            self.is_open = True
+        if parameter in backward.means:
+            backward.came_again.add(parameter)
+            self._is_open = True
             return
-        hooks: Any = parameter._post_accumulate_grad_hooks
-        if len(hooks) == 1 and self._may_send_early():  # the user's own hooks want to see it
-            backward.came.add(parameter)
-        while backward.large and backward.large[-1] in backward.came:
+        backward.came.add(parameter)
+        while self._sends_early() and backward.large and backward.large[-1] in backward.came:
             self._send_large(backward, backward.large.pop())
 
-    def _may_send_early(self) -> bool:
-        """False on devices, and while another model of these ranks sends: one backward may go through both."""
-        if self._ranks.device_type != "cpu":
-            return False
-        last = self._senders.get(self._ranks.by_slot)
-        other = None if last is None else last()
-        if other is not None and other is not self and other._backward is not None:
-            return False
-        self._senders[self._ranks.by_slot] = weakref.ref(self)
-        return True
+    def _sends_early(self) -> bool:
+        """False on devices, and while other models of these ranks live: one backward may go through several."""
+        return self._ranks.device_type == "cpu" and len(self._models[self._ranks.by_slot]) == 1
 
     @torch.no_grad()
     def _send_large(self, backward: _Backward, parameter: torch.Tensor) -> None:
-        gradient = backward.take(parameter)
-        values = self._values(parameter, gradient)
+        values = self._values(backward, parameter).div(self._ranks.num_slots)  # gradients may share memory
         backward.works.append(dist.all_reduce(values, group=self._group, async_op=True))
-        backward.sent[parameter] = _Sent(parameter, gradient, values)
+        backward.means[parameter] = values
 
-    def _values(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
-        """Returns [elements] of a message: this rank's part of the mean, in the gradient's own memory if it can be."""
+    def _values(self, backward: _Backward, parameter: torch.Tensor) -> torch.Tensor:
+        """Returns [elements] of this rank's gradient. Autograd may have left a sum over tensor parallelism open."""
+        gradient: Any = None if backward.raised else parameter.grad
+        backward.has[parameter] = gradient is not None
         if gradient is None:
             part = local_part(parameter)
             return part.new_zeros(part.numel(), dtype=self._dtype)
-        return local_part(gradient).detach().reshape(-1).to(self._dtype).div_(self._ranks.num_slots)
+        if isinstance(parameter, DTensor):
+            gradient = parameter.grad = gradient.redistribute(placements=parameter.placements)
+        return local_part(gradient).detach().reshape(-1).to(self._dtype)
 
 
 def _call(method: weakref.WeakMethod[Any], *arguments: Any) -> None:

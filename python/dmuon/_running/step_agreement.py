@@ -55,6 +55,7 @@ class StepAgreement:
     copies: Copies = dataclasses.field(init=False)
     plain: PlainGradients = dataclasses.field(init=False)
     after_step: AfterStep | None = dataclasses.field(default=None, init=False)
+    had_open_gradients: bool = dataclasses.field(default=False, init=False)  # on any rank before the last message
     zeroed: set[str] = dataclasses.field(default_factory=set, init=False)  # leaves, by zero_ since the last message
     _lost: str | None = dataclasses.field(default=None, init=False)  # if a backward has raised
     _applied: list[str] = dataclasses.field(default_factory=list, init=False)  # settings of the last step
@@ -104,6 +105,7 @@ class StepAgreement:
                 settings = [problem] if problem else [*self._settings(), *self._applied, *arguments, *zeroed]
                 digest = zlib.crc32("\n".join(settings).encode())
                 found = self._agree(digest, problem)
+                self.had_open_gradients = found.has_open_gradients
                 if found.has_open_gradients and not problem:
                     self.plain.average()
                     self.engine.forget_verdict()
@@ -132,7 +134,7 @@ class StepAgreement:
         parameters = () if problem else self.host_parameters()
         norms = host_gradients.squared_norms(parameters, self.device, self.ranks)
         maxima = self.after_step.maxima() if self.after_step else None
-        return self.engine.agree(norms, digest, maxima, self.plain.is_open)
+        return self.engine.agree(norms, digest, maxima, self.plain.has_open())
 
     def _check_copies(self, found: _C.Verdict) -> None:
         try:
@@ -181,6 +183,7 @@ class StepAgreement:
     def end_step(self) -> None:
         """Drops the verdict: the gradients are used or cleared."""
         self._others_finite = None
+        self.plain.made.clear()
 
     def finite(self) -> torch.Tensor:
         """Returns [] bool: True if the step applies. Collective as `verdict`."""

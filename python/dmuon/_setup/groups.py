@@ -70,7 +70,8 @@ def slots_group(ranks: Ranks) -> dist.ProcessGroup | None:
 
 def made_slots_group(ranks: Ranks) -> dist.ProcessGroup | None:
     """Returns that group if it was made, else None."""
-    return _groups.get(_key("slots", ranks.by_slot, ranks))
+    group = _groups.get(_key("slots", ranks.by_slot, ranks))
+    return group if group is not None and is_usable(group) else None
 
 
 def everyone_group(ranks: Ranks) -> dist.ProcessGroup | None:

@@ -75,8 +75,8 @@ void Engine::drain() {
 void Engine::settle() {
   take_turn();
   const bool raised = resolver_.order().current() == Pass::kBackward;
-  const bool averages = raised && resolver_.syncs();
-  if (raised) host_sums_.end_backward(resolver_.syncs());
+  const bool averages = raised && backward_syncs_;
+  if (raised) host_sums_.end_backward(backward_syncs_);
   backward_.reset();
   open_uses_.forget_backwards();
   if (raised) resolver_.end_backward();
@@ -237,6 +237,7 @@ void Engine::open_backward() {
   ++num_backwards_;
   auto alive = std::make_shared<bool>(true);
   backward_ = alive;
+  backward_syncs_ = resolver_.syncs();
   at_end_of_backward([this, alive] { end_backward(); });
 }
 
@@ -289,7 +290,7 @@ void Engine::after_backward(core::UnitIndex index, Call* call) {
 
 void Engine::end_backward() {
   if (before_end_) before_end_();
-  const bool averages = resolver_.syncs();
+  const bool averages = backward_syncs_;
   backward_.reset();
   open_uses_.forget_backwards();
   resolver_.end_backward();

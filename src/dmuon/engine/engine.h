@@ -124,13 +124,12 @@ class Engine : private schedule::Performer {
   /// Calls `callback` at the end of each backward, while units that have no watched inputs still
   /// have their weights. Its exceptions leave through backward().
   void before_end_of_backward(std::function<void()> callback) { before_end_ = std::move(callback); }
-
   void set_other_gradients(OtherGradients others) { others_ = std::move(others); }
 
   /// True while a backward runs that is traced or replayed, outside of no_sync.
   bool in_synchronised_backward() const {
     return resolver_.order().current() == schedule::Pass::kBackward && !backward_.expired() &&
-           resolver_.syncs();
+           backward_syncs_;
   }
 
   /// Moves what outlives steps to the host, and back, see Offload. Frees replicated weights, which
@@ -279,6 +278,7 @@ class Engine : private schedule::Performer {
   schedule::Resolver resolver_;
   std::vector<std::string> removed_;  // owned tensors, while an update may read their names
   std::weak_ptr<bool> backward_;      // alive while the backward that opened the pass is
+  bool backward_syncs_ = true;        // as its begin found it
   OpenUses open_uses_;
   std::int64_t num_backwards_ = 0;
   bool has_second_order_ = false;  // since weights were new, or a backward gave up its graph
