@@ -1,4 +1,4 @@
-"""Gradients of the parameters that AdamW updates: their norms."""
+"""Gradients of the parameters that AdamW updates: norms, scaling; and sums over ranks for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gradients that neither dmuon nor fully_shard manages: their means over the ranks, sent while backwards run."""
+"""The gradients that neither dmuon nor fully_shard manages: their means over the ranks."""
 
 from __future__ import annotations
 
