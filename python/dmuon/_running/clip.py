@@ -27,9 +27,9 @@ def clip_grad_norm_(
     """Scales all gradients of `model` so that their joint 2-norm is at most `max_norm`. Collective over the mesh.
 
     Sends one message, which the next `step()` then does not send; two, and a mean, if gradients of AdamW's parameters
-    that no fully_shard manages are no means yet, as after `no_sync`. The norm is of the mean gradient over all ranks, or
-    of the sum divided by `gradient_divide_factor` of `dedicate_params`. If the norm is not finite, gradients do not
-    change and `step()` skips. Only `error_if_nonfinite` waits for the device.
+    that no fully_shard manages are no means yet, as after `no_sync`. The norm is of the mean gradient over all ranks,
+    or of the sum divided by `gradient_divide_factor` of `dedicate_params`. If the norm is not finite, gradients do
+    not change and `step()` skips. Only `error_if_nonfinite` waits for the device.
 
     Several models have one norm, for one message each. All models skip if the gradients of one are not finite. With
     `pp_mesh` the gradients of all pipeline stages have one norm, for one more message along `pp_mesh`. All stages skip
