@@ -108,10 +108,11 @@ flops::SymmetricCost CpuProducts::symmetric_cost(std::int64_t m, at::ScalarType 
 
 // For small matrices torch's overhead outweighs the arithmetic, and a batched product of many is up
 // to 40 times faster (32 x 32 bf16). Larger ones are as fast one by one, and symmetric products
-// save FLOPs by panels. With more than one thread MKL's fp64 batched product has other bits in
-// other batches.
+// save FLOPs by panels. With more than one thread MKL's batched product has other bits in other
+// batches: in fp64, and on Intel's processors in fp32, by which fp16 is emulated.
 bool CpuProducts::batched(std::int64_t short_side, at::ScalarType dtype) const {
-  return short_side < kMinPanelledRows && dtype != at::kDouble;
+  const bool same_bits = dtype != at::kHalf || at::get_num_threads() == 1;
+  return short_side < kMinPanelledRows && dtype != at::kDouble && same_bits;
 }
 
 // Parts have equal size. A part holds X, its next value, R and Z of as many matrices as each
