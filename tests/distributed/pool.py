@@ -151,6 +151,7 @@ def _work(rank: int, device_type: str, is_default: bool, connection: Any) -> Non
                 connection.send(("outside", None))
                 continue
             torch.manual_seed(0)  # whichever tests came before, ranks draw the same
+            plain_gradients.PlainGradients._models.clear()  # of those tests, which may be garbage still
             if is_default:
                 connection.send(("ok", on_default_device(function, meshes[shape], kwargs)))
                 continue
