@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dmuon import _C
+from dmuon._setup.groups import engine_groups
+from dmuon._setup.ranks import Ranks
+
+_GRACE_S = 3.0  # in which the watch of this rank finds what another rank's has found
 
 
 @contextmanager
-def blocking_message(engine: _C.Engine, what: str) -> Iterator[None]:
+def blocking_message(engine: _C.Engine, what: str, ranks: Ranks) -> Iterator[None]:
     """Tells the watch what this rank waits for. `what` is the message, as the subject of a sentence.
 
     Raises:
-        RuntimeError: the message failed; names it.
+        RuntimeError: the message failed; names it, and the watch's report if there is one.
     """
     engine.leave(what)
     try:
         yield
     except RuntimeError as error:
-        raise RuntimeError(f"dmuon: {what} failed: a rank died, or did not come. Reported: {error}") from error
+        end = time.monotonic() + _GRACE_S
+        while not (report := engine_groups(ranks).failure()) and time.monotonic() < end:
+            time.sleep(0.05)
+        reported = f"{report} ({error})" if report else error
+        raise RuntimeError(f"dmuon: {what} failed: a rank died, or did not come. Reported: {reported}") from error

@@ -140,7 +140,7 @@ class PlainGradients:
         backward = self._backward
         assert backward is not None
         if backward.works:
-            with blocking_message(self._engine, "the mean of the gradients that no fully_shard manages"):
+            with blocking_message(self._engine, "the mean of the gradients that no fully_shard manages", self._ranks):
                 for work in backward.works:
                     work.wait()
         self._backward = None
