@@ -43,8 +43,8 @@ class PlainGradients:
     They become means over all slots in every backward outside of `no_sync`, as under DistributedDataParallel. Large
     ones are messages of their own, in the reverse order of the groups. Over gloo each leaves as soon as it and those
     before it have come. NCCL wants one order of all messages on all ranks, so there they leave at the backward's end.
-    The rest leave then in one message. Missing ones count as zeros; a parameter without a gradient on all ranks gets
-    none.
+    The rest leave in one message at the backward's end. Missing ones count as zeros; a parameter without a gradient on
+    all ranks gets none.
 
     Other gradients are *open*: of `no_sync`, of a backward that is no pass of the engine, those that come a second
     time in one backward, and assigned ones. The next backward averages them too, or the step's agreement. A mean does
@@ -57,7 +57,7 @@ class PlainGradients:
     _models: ClassVar[dict[tuple[int, ...], weakref.WeakSet[PlainGradients]]] = {}  # that live, by their ranks
 
     def __init__(self, parameters: Iterable[torch.Tensor], dedication: Dedication, engine: _C.Engine) -> None:
-        """Of `parameters`, the model's, those count that `add` names."""
+        """Takes the model's `parameters`. Those are averaged that `add` names."""
         ranks = dedication.ranks
         self._of_model, self._ranks, self._engine = list(parameters), ranks, engine
         self._dtype = dedication.mp_policy.reduce_dtype or torch.float32  # of messages

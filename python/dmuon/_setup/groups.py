@@ -70,8 +70,7 @@ def slots_group(ranks: Ranks) -> dist.ProcessGroup | None:
 
 def made_slots_group(ranks: Ranks) -> dist.ProcessGroup | None:
     """Returns that group if it was made, else None."""
-    group = _groups.get(_key("slots", ranks.by_slot, ranks))
-    return group if group is not None and is_usable(group) else None
+    return _made(_key("slots", ranks.by_slot, ranks))
 
 
 def everyone_group(ranks: Ranks) -> dist.ProcessGroup | None:
@@ -199,14 +198,19 @@ def _key(purpose: str, members: tuple[int, ...], ranks: Ranks) -> _Key:
     return _Key(purpose, members, sides, ranks.everyone, ranks.device_type, ranks.timeout)
 
 
+def _made(key: _Key) -> dist.ProcessGroup | None:
+    group = _groups.get(key)
+    # It may have been destroyed, between two runs in one process.
+    return group if group is not None and is_usable(group) else None
+
+
 def _group(purpose: str, members: tuple[int, ...], ranks: Ranks, host: bool) -> dist.ProcessGroup | None:
     """Returns the group of a purpose and mesh in this process. Only its members wait for its creation."""
     if len(members) == 1:
         return None
     key = _key(purpose, members, ranks)
-    group = _groups.get(key)
-    # The group may have been destroyed, between two runs in one process.
-    if group is None or not is_usable(group):
+    group = _made(key)
+    if group is None:
         make = new_host_group if host else new_group
         with named(key):
             group = _groups[key] = make(purpose, members, ranks)
