@@ -10,9 +10,9 @@
 set(DMUON_CUDA_ARCHITECTURES 80 86 90 100 120)
 
 # Sets `out` to commands, each after the word COMMAND, that make a cubin and <cubin>.d: dmuon_cubin(<out> <architecture>
-# <source> <cubin> <options of nvcc>...).
+# <source> <cubin> <options of nvcc>...). The cubin's name is relative, so that ccache knows the command in other folders.
 function(dmuon_cubin out number source cubin)
-  set(nvcc COMMAND ${nvcc_launcher} ${DMUON_NVCC})
+  set(nvcc COMMAND ${nvcc_launcher} ${DMUON_NVCC} -c) # without -c ccache takes nvcc for a linker
   set(options -std=c++20 -O3 -ccbin ${CMAKE_CXX_COMPILER} ${ARGN} -MD -MF ${cubin}.d -MT ${cubin} ${source})
   set(commands ${nvcc} -cubin -gencode=arch=compute_${number},code=sm_${number} ${options} -o ${cubin})
   string(REGEX REPLACE "a$" "" capability ${number})
@@ -35,8 +35,8 @@ endfunction()
 
 # Makes a fat binary of the oldest and the newest architecture. Sets `failure` to what failed, or to nothing.
 function(dmuon_probe_nvcc failure)
-  set(probe ${CMAKE_BINARY_DIR}/nvcc_probe)
-  file(WRITE ${probe}.cu "#include <cstdint>\nextern \"C\" __global__ void probe(std::uint32_t* p) { *p = 0; }\n")
+  set(probe nvcc_probe)
+  file(WRITE ${CMAKE_BINARY_DIR}/${probe}.cu "#include <cstdint>\nextern \"C\" __global__ void probe(std::uint32_t* p) { *p = 0; }\n")
   list(GET DMUON_CUDA_ARCHITECTURES 0 oldest)
   list(GET DMUON_CUDA_ARCHITECTURES -1 newest)
   dmuon_cubin(first ${oldest} ${probe}.cu ${probe}.${oldest})
@@ -47,7 +47,7 @@ function(dmuon_probe_nvcc failure)
     if(NOT word STREQUAL COMMAND)
       list(APPEND command ${word})
     elseif(command)
-      execute_process(COMMAND ${command} RESULT_VARIABLE failed OUTPUT_VARIABLE said ERROR_VARIABLE said)
+      execute_process(COMMAND ${command} WORKING_DIRECTORY ${CMAKE_BINARY_DIR} RESULT_VARIABLE failed OUTPUT_VARIABLE said ERROR_VARIABLE said)
       if(failed)
         list(JOIN command " " command)
         string(STRIP "${command}: ${failed} ${said}" said)
@@ -127,7 +127,7 @@ function(dmuon_cuda_kernels target)
     set(cubins "")
     set(nvcc_launcher ${strict_nvcc} ${CMAKE_CXX_COMPILER_LAUNCHER})
     foreach(number IN LISTS architectures)
-      set(cubin ${CMAKE_CURRENT_BINARY_DIR}/${name}.sm_${number}.cubin)
+      set(cubin ${name}.sm_${number}.cubin)
       dmuon_cubin(commands ${number} ${CMAKE_CURRENT_SOURCE_DIR}/${source} ${cubin}
                   ${strict} ${ARG_OPTIONS} -I${PROJECT_SOURCE_DIR}/src)
       add_custom_command(OUTPUT ${cubin} ${commands}
