@@ -2,11 +2,12 @@
 
     torchrun --nproc-per-node 4 bench/simulate.py --mesh 2x2
     tools/cluster --nodes 2 --ranks 2 --rate 1gbit -- bench/simulate.py --mesh 2x2
+    tools/cluster --nodes 2 --ranks 2 --rate 1gbit -- bench/simulate.py --mesh 2x2 --replicated
 
 Rates are measured first, on all ranks at once, because they share the machine in training too. These are the rates of
 the bare model's forward and backward, of fused AdamW on a shard, of gathers and sums of a block's size along rows and
 columns, and of a small sum along columns behind a block's gradients. The plan has measured updates. Then AdamW and
-dmuon train in turns.
+dmuon train in turns: under FSDP2, or with --replicated in place of DistributedDataParallel and under it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import dmuon
+from bench.contender import LABELS
 from bench.gpt import GPT, GPTConfig
 from bench.train_step import Setting, arguments, conclude, measure, prepare, summarise
 from dmuon import _plan
@@ -34,7 +36,6 @@ _REPEATS = 7
 _SHORT_REPEATS = 41  # of what takes a few milliseconds, as ranks take turns on their processors
 _BEGUN_S = 0.005  # after which a message is on its way
 WORK = ("intra", "inter", "update")  # lanes
-_CONTENDERS = {"adamw": "AdamW", "dmuon": "dmuon"}
 
 
 def seconds(setting: Setting, work: Callable[[], object], repeats: int = _REPEATS) -> float:
@@ -145,10 +146,12 @@ def absorbed_percent(step_s: float, alone_s: float, work_s: float) -> float:
     return 100 * (1 - (step_s - alone_s) / work_s)
 
 
-def measured_rates(setting: Setting, model: _plan.Model, batch: int) -> tuple[dict[str, _plan.Device], _plan.Network]:
-    """The device that a rank is to each contender, and the network.
+def measured_rates(
+    setting: Setting, model: _plan.Model, batch: int, replicated: bool
+) -> tuple[list[_plan.Device], _plan.Network]:
+    """The device that a rank is to AdamW, that which it is to dmuon, and the network.
 
-    gloo adds up more slowly than it gathers. FSDP2 has it add up, dmuon adds up what it has received.
+    gloo adds up more slowly than it gathers. AdamW has it add up, dmuon adds up what it has received.
     """
     config, mesh = setting.config, setting.cluster.mesh
     assert mesh is not None
@@ -164,13 +167,15 @@ def measured_rates(setting: Setting, model: _plan.Model, batch: int) -> tuple[di
     received = 2 * blocks * (row.size() - 1) / row.size()
     gather = max(whole - small, 1e-6)
     device.link_gb_per_s = received / gather / 1e9
-    sharded = _plan.device("cpu")
+    baseline = _plan.device("cpu")
     for name in ("training_tflops", "elementwise_gb_per_s", "launch_us"):
-        setattr(sharded, name, getattr(device, name))
-    # A step gathers 2 bytes of an element twice, and scatters 4.
-    scatter = max(scatter_seconds(setting, row, blocks) - small, 1e-6)
-    sharded.link_gb_per_s = 4 * received / (2 * gather + scatter) / 1e9
-    devices = {"adamw": sharded, "dmuon": device}
+        setattr(baseline, name, getattr(device, name))
+    if replicated:  # 4 bytes of an element are summed, there and back
+        busy = sum_seconds(setting, row, blocks) - small
+    else:  # a step gathers 2 bytes of an element twice, and scatters 4
+        busy = 2 * gather + scatter_seconds(setting, row, blocks) - small
+    baseline.link_gb_per_s = 4 * received / max(busy, 1e-6) / 1e9
+    devices = [baseline, device]
     if mesh.ndim == 1:
         return devices, _plan.network(device.network)
     column = mesh.get_group(0)
@@ -189,42 +194,40 @@ def row_of(predicted: float, measured: float, unit: str) -> dict[str, Any]:
 
 def compare(setting: Setting, options: Any) -> dict[str, Any]:
     model = described(setting.config)
-    devices, network = measured_rates(setting, model, options.batch)
-    contenders = {name: setting.contender(name) for name in _CONTENDERS}
-    plan = dmuon.plan(contenders["dmuon"].model).native
+    base, own = pair = ("ddp", "replicated") if options.replicated else ("adamw", "dmuon")
+    devices, network = measured_rates(setting, model, options.batch, options.replicated)
+    contenders = {name: setting.contender(name) for name in pair}
+    plan = dmuon.plan(contenders[own].model).native
     num_tokens = options.batch * setting.config.sequence
-    sum_s = host_sum_seconds(setting) if plan.mesh.num_replicates > 1 else 0.0
+    sum_s = host_sum_seconds(setting) if plan.mesh.num_replicates > 1 and not options.replicated else 0.0
     steps = {
-        name: _plan.predict(plan, model, devices[name], network, num_tokens, label, 1e3 * sum_s)
-        for name, label in _CONTENDERS.items()
+        name: _plan.predict(plan, model, device, network, num_tokens, predicted_as, 1e3 * sum_s)
+        for name, device, predicted_as in zip(pair, devices, ("AdamW", "dmuon"), strict=True)
     }
     summary = summarise(measure(contenders, options, setting.cluster), 1 + options.steps)
-    with dmuon.profile(contenders["dmuon"].model) as profile:
-        contenders["dmuon"].train(1 + options.rounds * options.steps)
-    rows = {
-        f"{label}, step": row_of(steps[name].step_ms, summary[name]["step_ms"], "ms")
-        for name, label in _CONTENDERS.items()
-    }
-    stats: dict[str, float] = summary["dmuon"]["mean_stats"]
-    predicted, busy_ms = steps["dmuon"], steps["dmuon"].busy_ms
+    with dmuon.profile(contenders[own].model) as profile:
+        contenders[own].train(1 + options.rounds * options.steps)
+    rows = {f"{LABELS[name]}, step": row_of(steps[name].step_ms, summary[name]["step_ms"], "ms") for name in pair}
+    stats: dict[str, float] = summary[own]["mean_stats"]
+    predicted, busy_ms = steps[own], steps[own].busy_ms
     rows["dmuon, update"] = row_of(busy_ms["update"], 1e3 * stats["busy_update_s"], "ms")
     rows["dmuon, hidden"] = row_of(100 * predicted.hidden, 100 * profile.hidden(), "%")
-    compute_s = training_flops(setting.config, model, num_tokens) / devices["dmuon"].training_tflops / 1e12
+    device = devices[1]
+    compute_s = training_flops(setting.config, model, num_tokens) / device.training_tflops / 1e12
     alone_s = compute_s + predicted.adamw_ms / 1e3
     rows["dmuon, absorbed"] = row_of(
         absorbed_percent(predicted.step_ms / 1e3, alone_s, sum(busy_ms[lane] for lane in WORK) / 1e3),
-        absorbed_percent(summary["dmuon"]["step_ms"] / 1e3, alone_s, sum(stats[f"busy_{lane}_s"] for lane in WORK)),
+        absorbed_percent(summary[own]["step_ms"] / 1e3, alone_s, sum(stats[f"busy_{lane}_s"] for lane in WORK)),
         "%",
     )
     rows["dmuon, memory"] = row_of(statistics.fmean(plan.memory_bytes) / 1e6, stats["peak_bytes"] / 1e6, "MB")
-    ratios = [step.step_ms for step in steps.values()]
-    rows["dmuon / AdamW"] = row_of(ratios[1] / ratios[0], summary["dmuon"]["ratio_to_adamw"]["median"], "x")
-    device = devices["dmuon"]
+    ratio = summary[own][f"ratio_to_{base}"]["median"]
+    rows[f"{LABELS[own]} / {LABELS[base]}"] = row_of(predicted.step_ms / steps[base].step_ms, ratio, "x")
     rates = {
         "GFLOP/s a rank": 1e3 * device.training_tflops,
         "AdamW GB/s": device.elementwise_gb_per_s,
         "inside a node GB/s": device.link_gb_per_s,
-        "FSDP2's": devices["adamw"].link_gb_per_s,
+        "for AdamW": devices[0].link_gb_per_s,
         "between nodes MB/s": 1e3 * network.gb_per_s,
         "latency between nodes us": network.latency_us,
         "FSDP2's sums in line ms": 1e3 * sum_s,
@@ -236,17 +239,18 @@ def compare(setting: Setting, options: Any) -> dict[str, Any]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.set_defaults(rounds=8)
+    parser.add_argument("--replicated", action="store_true", help="in place of DistributedDataParallel, and beside it")
     options = parser.parse_args()
     setting, facts = prepare(options)
     found = compare(setting, options)
     if setting.cluster.rank == 0:
         print("\n".join(f"{key}: {value}" for key, value in facts.items()))
         print("rates: " + ", ".join(f"{name} {value:.3g}" for name, value in found["rates"].items()))
-        print(f"{'':16}{'predicted':>11}{'measured':>11}{'error':>8}")
+        print(f"{'':18}{'predicted':>11}{'measured':>11}{'error':>8}")
         for name, row in found["rows"].items():
-            print(f"{name:16}{row['predicted']:11.2f}{row['measured']:11.2f}{row['error']:+8.0%} {row['unit']}")
+            print(f"{name:18}{row['predicted']:11.2f}{row['measured']:11.2f}{row['error']:+8.0%} {row['unit']}")
         for name, waits in found["waits"].items():
-            print(f"{_CONTENDERS[name]} waits, predicted ms: {waits}")
+            print(f"{LABELS[name]} waits, predicted ms: {waits}")
     conclude(options, setting.cluster, {**facts, **found})
 
 

@@ -195,6 +195,77 @@ TEST(Predict, TheHeadRunsInTheLastUnit) {
   }
 }
 
+// Beside replicated weights the baselines are those of DistributedDataParallel.
+Setting replicated(layout::Mesh mesh, bool on_cpu = false) {
+  plan::PlanOptions options;
+  options.replicated = true;
+  options.node_copy = options.reshard_after_forward = false;
+  options.on_cpu = on_cpu;
+  return small_setting(mesh, 4, options);
+}
+
+// All gradients are summed, in 4 bytes, there and back. dmuon sends a matrix's gradients to its
+// owner and its new weights, in 2 bytes, to all.
+TEST(Predict, CountsTheBytesOfReplicatedWeights) {
+  for (const double outside : {0.0, 4e6}) {
+    const auto with = [&](layout::Mesh mesh) {
+      Setting setting = replicated(mesh);
+      setting.training.outside_elements = static_cast<std::int64_t>(outside);
+      return setting;
+    };
+    for (const Contender baseline : {Contender::kAdamW, Contender::kMuonAg}) {
+      EXPECT_NEAR(predict(with({1, 4}), baseline).intra_bytes, (kMatrices + outside) * 0.75 * 2 * 4,
+                  1);
+      EXPECT_NEAR(predict(with({2, 2}), baseline).inter_bytes,
+                  (kMatrices + outside) / 2 * 0.5 * 2 * 4, 1);
+    }
+    EXPECT_NEAR(predict(with({1, 4}), Contender::kDmuon).intra_bytes,
+                kMatrices * 0.75 * (4 + 2) + outside * 0.75 * 2 * 4, 1e4);
+    EXPECT_NEAR(predict(with({2, 2}), Contender::kDmuon).inter_bytes,
+                kMatrices / 2 * 0.5 * (4 + 2) + outside / 2 * 0.5 * 2 * 4, 1e4);
+  }
+}
+
+// gloo's ring goes through all ranks, so each link takes 3/4 of the values, there and back.
+TEST(Predict, AnAllReduceOfCpusIsOneRing) {
+  for (const bool on_cpu : {false, true}) {
+    const Setting setting = replicated({2, 2}, on_cpu);
+    const Prediction ddp = predict(setting, Contender::kAdamW);
+    const double passed_on = on_cpu ? 0.75 : 0.5;
+    EXPECT_NEAR(ddp.inter_bytes, kMatrices / 2 * passed_on * 2 * 4, 1);
+    EXPECT_NEAR(ddp.busy_ms[Lane::kInter], kMatrices / 2 * passed_on * 2 * 4 / 1e8, 1e-9);
+  }
+}
+
+// Every rank updates all, and orthogonalises all without a message.
+TEST(Predict, RanksOfDdpUpdateEverything) {
+  Setting setting = replicated({1, 4});
+  setting.training.outside_elements = 4'000'000;
+  const double outside_ms = 4e6 * 28 / 1e9;
+  const Prediction ddp = predict(setting, Contender::kAdamW);
+  EXPECT_NEAR(ddp.adamw_ms, outside_ms + kMatrices * 28 / 1e9, 1e-9);
+  EXPECT_NEAR(ddp.memory_bytes, (kMatrices + 4e6) * (16 + 4), 1);
+  const Prediction dmuon = predict(setting, Contender::kDmuon);
+  EXPECT_NEAR(dmuon.adamw_ms, outside_ms, 1e-9);
+  EXPECT_LT(dmuon.memory_bytes, ddp.memory_bytes);
+  const Prediction muon = predict(setting, Contender::kMuonAg);
+  EXPECT_EQ(muon.waits_ms[Phase::kStep][Cause::kIntra], 0);
+  EXPECT_NEAR(muon.phases_ms[Phase::kStep], muon.update_ms, 1e-9);
+}
+
+// The gradient of a head of its own leaves first. A head that is the embedding too comes last.
+TEST(Predict, DdpHidesTheGradientsOfAHead) {
+  Setting setting = replicated({2, 1});
+  setting.network.gb_per_s = 1000;
+  setting.training.outside_elements = 2'000'000;
+  const auto waits_ms = [&](double head) {
+    setting.training.outside_flops = 2 * head;
+    return predict(setting, Contender::kAdamW).waits_ms[Phase::kBackward][Cause::kInter];
+  };
+  // There and back, half of them in each direction.
+  EXPECT_NEAR(waits_ms(2e6) - waits_ms(1e6), 1e6 * 4 / 1e9, 1e-9);
+}
+
 TEST(Predict, RefusesWhatIsNoSetting) {
   Setting setting = small_setting({1, 2});
   setting.tokens = 0;

@@ -42,7 +42,7 @@ inline Setting small_setting(layout::Mesh mesh, int num_layers = 4,
     setting.training.attention_flops.push_back(0);
   }
   setting.tokens = 1000;
-  setting.owned_host_ms = setting.sharded_host_ms = 0;
+  setting.owned_host_ms = setting.replicated_host_ms = setting.sharded_host_ms = 0;
   const plan::CostTable costs =
       plan::modelled_costs(plan::group_by_shape(inventory), setting.device);
   setting.plan = plan::make_plan(inventory, mesh, "load_balance", costs, options);

@@ -60,7 +60,7 @@ def simulate(
         tensor_parallel: number of a node's devices over which every matrix is sharded.
         lookahead: as for `dedicate_params`.
         node_copy: as for `dedicate_params`.
-        replicated: as for `dedicate_params`.
+        replicated: as for `dedicate_params`. AdamW and Muon-AG then run under DistributedDataParallel.
         late_updates: as for `dedicate_params`.
         layout_slack: as for `dedicate_params`.
         max_memory_bytes: as for `dedicate_params`.

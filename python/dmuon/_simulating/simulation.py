@@ -59,9 +59,10 @@ def cluster_of(
 
 
 class Simulation:
-    """A training step of a model on a mesh, predicted for AdamW under FSDP2 or HSDP, dmuon, and Muon-AG.
+    """A training step of a model on a mesh, predicted for AdamW, dmuon, and Muon-AG.
 
-    Muon-AG is Muon whose ranks gather every matrix and orthogonalise all of them. Prints as a table.
+    Muon-AG is Muon whose ranks gather every matrix and orthogonalise all of them. AdamW and Muon-AG shard by FSDP2 or
+    HSDP. If the plan has replicated weights, they run under DistributedDataParallel. Prints as a table.
 
     Attributes:
         title: names the model and the mesh.
@@ -98,7 +99,7 @@ class Simulation:
         return f"{title}, {self.cluster.tokens} tokens a device and step, {self.cluster.device.description}, predicted"
 
     def task_text(self, with_mesh: bool = True) -> str:
-        """Returns three lines: model and mesh, device and network, costs."""
+        """Returns lines: model and mesh, device and network, costs; and what holds of replicated weights."""
         title = self.title if with_mesh else self.title.rpartition(" on ")[0]
         network = self.cluster.network
         rate = f"{network.gb_per_s:g} GB/s each way {'a device' if network.per_device else 'a node'}"
@@ -107,6 +108,8 @@ class Simulation:
             f"{self.cluster.device.description}; between nodes {network.name}: {rate}",
             f"costs: {self.plan.costs.source}",
         ]
+        if self.plan.options.replicated:
+            lines.append("weights are whole on every device; AdamW and Muon-AG run under DistributedDataParallel")
         return "\n".join(lines)
 
     def memory_text(self, contender: str) -> str:

@@ -48,10 +48,21 @@ core::Vector<Slot, schedule::Batches> batches_by_slot(const Setting& setting) {
 
 bool sums_by_host(const Setting& setting) {
   return setting.plan.options.on_cpu && setting.plan.mesh.num_replicates > 1 &&
-         setting.training.outside_elements > 0;
+         setting.training.outside_elements > 0 && !setting.plan.options.replicated;
 }
 
 }  // namespace
+
+double times_sent(const plan::Plan& plan, const simulate::Issue& issue) {
+  if (issue.unit() != kOutside) return 1;
+  const bool replicated = plan.options.replicated;
+  if (issue.is(Kind::kRouteInter))
+    return 2 * (replicated ? ring_factor(plan, layout::Axis::kColumn) : 1);
+  if (issue.is(Kind::kRouteIntra))
+    return replicated ? 2 * ring_factor(plan, layout::Axis::kRow) : 1;
+  const bool in_backward = issue.event % kNumPhases == static_cast<int>(Phase::kBackward);
+  return issue.is(Kind::kPublishIntra) && !in_backward && !replicated ? 1 : 0;
+}
 
 simulate::Job owned_job(const Setting& setting, int num_steps) {
   const plan::Plan& plan = setting.plan;
@@ -245,7 +256,7 @@ double OwnedDurations::message_us(Owner rank, const simulate::Issue& issue,
   const Shares& shares = (publishes ? weights_ : gradients_)[issue.unit()];
   const bool in_row = message.axis == layout::Axis::kRow;
   const auto column = layout_.shard_of(layout_.slot_of(rank)).position();
-  return times_sent(issue) * static_cast<double>(message.bytes) *
+  return times_sent(setting_.plan, issue) * static_cast<double>(message.bytes) *
          (in_row ? shares.row : shares.columns[column]);
 }
 

@@ -8,19 +8,15 @@
 namespace dmuon::predict {
 
 /// The unit of all parameters that Muon does not take: embeddings, head, norms. FSDP2 shards it, so
-/// every slot owns an equal part of it. It comes before the plan's units.
+/// every slot owns an equal part of it. Beside replicated weights every rank has all of it. It
+/// comes before the plan's units.
 inline constexpr core::UnitIndex kOutside{0};
 
 /// Returns how often an operation's bytes travel in a job of owned_job(). HSDP sums gradients of
 /// kOutside between nodes, there and back, and sends none of its weights there. FSDP2's root group
-/// keeps its weights from the forward to the backward.
-inline int times_sent(const simulate::Issue& issue) {
-  if (issue.unit() != kOutside) return 1;
-  if (issue.is(schedule::Kind::kRouteInter)) return 2;
-  const bool in_backward = issue.event % kNumPhases == static_cast<int>(Phase::kBackward);
-  const bool gathers = issue.is(schedule::Kind::kPublishIntra) && !in_backward;
-  return issue.is(schedule::Kind::kRouteIntra) || gathers ? 1 : 0;
-}
+/// keeps its weights from the forward to the backward. Beside replicated weights gradients of
+/// kOutside are summed over all slots, and none of its weights travel.
+double times_sent(const plan::Plan& plan, const simulate::Issue& issue);
 
 /// Returns training steps of a plan, whose units run in order once a pass. Without parameters
 /// outside of Muon kOutside is empty.

@@ -5,8 +5,8 @@
 #include <functional>
 
 #include "dmuon/core/error.h"
+#include "dmuon/predict/baseline.h"
 #include "dmuon/predict/owned.h"
-#include "dmuon/predict/sharded.h"
 
 namespace dmuon::predict {
 namespace {
@@ -32,36 +32,50 @@ double num_elements(const plan::Inventory& inventory) {
   return sum;
 }
 
+// The ranks among which AdamW's parameters and their state are sharded.
+double num_sharing(const plan::Plan& plan) {
+  return static_cast<double>(plan.options.replicated ? 1 : plan.mesh.num_shards) *
+         plan.mesh.tensor_parallel;
+}
+
 // The fullest rank's bytes of what the plan counts, of parameters outside of Muon, and of their
 // whole weights and gradients: FSDP2's root group keeps its weights gathered during a step, and has
-// its gradients whole when all others have gone.
+// its gradients whole when all others have gone. Beside replicated weights, which stay, the message
+// of these gradients is a copy of all.
 double owned_memory(const Setting& setting, double outside) {
   const plan::Plan& plan = setting.plan;
-  const double ranks = static_cast<double>(plan.mesh.num_shards) * plan.mesh.tensor_parallel;
   const double whole = outside / plan.mesh.tensor_parallel;
+  double last = whole * plan.options.gradient_bytes;
+  double weights = whole * plan.options.weight_bytes;
+  if (plan.options.replicated) {
+    last += num_elements(plan.inventory) * plan.options.weight_bytes / plan.mesh.tensor_parallel;
+    weights = 0;  // AdamW's are in use
+  }
   double most = 0;
   for (const plan::Memory& memory : plan.memory) {
     const auto moves = static_cast<double>(std::max(memory.buffers, memory.update));
-    most = std::max(most, static_cast<double>(memory.state + memory.node_copy) +
-                              std::max(moves, whole * plan.options.gradient_bytes));
+    most = std::max(most,
+                    static_cast<double>(memory.state + memory.node_copy) + std::max(moves, last));
   }
-  return most + kAdamwState * outside / ranks + whole * plan.options.weight_bytes;
+  return most + kAdamwState * outside / num_sharing(plan) + weights;
 }
 
 // Likewise under FSDP2, of which two units' weights and one's gradients are whole at the peak.
-double sharded_memory(const Setting& setting, const core::Vector<UnitIndex, double>& elements,
-                      bool muon) {
+// DistributedDataParallel's messages are copies of all gradients, which it keeps.
+double baseline_memory(const Setting& setting, const core::Vector<UnitIndex, double>& elements,
+                       bool muon) {
   const plan::Plan& plan = setting.plan;
-  const double ranks = static_cast<double>(plan.mesh.num_shards) * plan.mesh.tensor_parallel;
+  const double ranks = num_sharing(plan);
   const double weights = plan.options.weight_bytes;
   const double gradients = plan.options.gradient_bytes;
-  const double outside = elements[kOutside];
+  const auto outside = static_cast<double>(setting.training.outside_elements);
   double largest = 0;
   for (const UnitIndex unit : elements.indices())
     if (unit != kOutside) largest = std::max(largest, elements[unit]);
   const double moves = std::max(largest * (2 * weights + gradients), outside * gradients);
-  const double state =
-      kAdamwState * outside + (muon ? kMuonState : kAdamwState) * num_elements(plan.inventory);
+  const double matrices = num_elements(plan.inventory);
+  const double state = kAdamwState * outside + (muon ? kMuonState : kAdamwState) * matrices;
+  if (plan.options.replicated) return (state + gradients * (outside + matrices)) / ranks;
   return state / ranks + (moves + outside * weights) / plan.mesh.tensor_parallel;
 }
 
@@ -139,7 +153,7 @@ double through_member(const std::vector<schedule::Message>& messages, int member
   return bytes;
 }
 
-void count_bytes(const simulate::Programs& programs, Prediction* result) {
+void count_bytes(const simulate::Programs& programs, const plan::Plan& plan, Prediction* result) {
   const schedule::Layout& layout = *programs.front().layout;
   for (const core::Slot slot : layout.slots()) {
     double intra = 0;
@@ -147,7 +161,7 @@ void count_bytes(const simulate::Programs& programs, Prediction* result) {
     for_each_sent(programs[Owner(slot.value() * layout.tensor_parallel)], [&](const auto& issue) {
       const layout::Axis axis = schedule::axis_of(issue.lane());
       (axis == layout::Axis::kRow ? intra : inter) +=
-          times_sent(issue) *
+          times_sent(plan, issue) *
           through_member(schedule::messages_of(issue.operation, layout, slot),
                          layout.member_of(slot, axis)) /
           layout.tensor_parallel;
@@ -157,7 +171,7 @@ void count_bytes(const simulate::Programs& programs, Prediction* result) {
   }
 }
 
-// As above, under FSDP2: a member receives the others' shards, or sends them.
+// As above, of a baseline. Under FSDP2 a member receives the others' shards, or sends them.
 void count_bytes(const simulate::Program& program, const Setting& setting,
                  const core::Vector<UnitIndex, double>& elements, Prediction* result) {
   const layout::Mesh& mesh = setting.plan.mesh;
@@ -165,13 +179,18 @@ void count_bytes(const simulate::Program& program, const Setting& setting,
   const double gradient_bytes = setting.plan.options.gradient_bytes;
   const double ranks = static_cast<double>(mesh.num_shards) * mesh.tensor_parallel;
   const double others = (mesh.num_shards - 1) / ranks;
+  // Under DistributedDataParallel it sends both parts and their sums, see ring_factor().
+  const bool replicated = setting.plan.options.replicated;
+  const double in_row = replicated ? 2 * ring_factor(setting.plan, layout::Axis::kRow) : 1;
+  const double in_column = replicated ? ring_factor(setting.plan, layout::Axis::kColumn) : 1;
   for_each_sent(program, [&](const simulate::Issue& issue) {
     const double count = elements[issue.unit()];
     if (issue.is(Kind::kPublishIntra)) result->intra_bytes += count * others * weight_bytes;
-    if (issue.is(Kind::kRouteIntra)) result->intra_bytes += count * others * gradient_bytes;
+    if (issue.is(Kind::kRouteIntra))
+      result->intra_bytes += in_row * count * others * gradient_bytes;
     if (issue.is(Kind::kRouteInter)) {  // an all-reduce: parts to those who add them, and back
-      result->inter_bytes +=
-          2 * count / ranks * gradient_bytes * (mesh.num_replicates - 1) / mesh.num_replicates;
+      result->inter_bytes += in_column * 2 * count / ranks * gradient_bytes *
+                             (mesh.num_replicates - 1) / mesh.num_replicates;
     }
   });
 }
@@ -185,33 +204,33 @@ Prediction predict_owned(const Setting& setting) {
                             .blocked_us = [&](const auto& of) { return durations.host_sum_us(of); },
                             .fsdp2_unit = kOutside};
   Prediction result = sum_up(programs, simulate::execute(programs, durations), around);
-  count_bytes(programs, &result);
+  count_bytes(programs, plan, &result);
   const auto outside = static_cast<double>(setting.training.outside_elements);
-  const double shard = outside / (plan.mesh.num_shards * plan.mesh.tensor_parallel);
-  result.adamw_ms = kMs * Rates(setting).adamw_us(shard);
+  result.adamw_ms = kMs * Rates(setting).adamw_us(outside / num_sharing(plan));
   result.memory_bytes = owned_memory(setting, outside);
-  result.host_ms = setting.owned_host_ms * job.layout.units.size();
+  result.host_ms = job.layout.units.size() *
+                   (plan.options.replicated ? setting.replicated_host_ms : setting.owned_host_ms);
   return result;
 }
 
-Prediction predict_sharded(const Setting& setting, Sharded optimizer) {
+Prediction predict_baseline(const Setting& setting, Baseline optimizer) {
   const plan::Plan& plan = setting.plan;
-  const layout::Mesh& mesh = plan.mesh;
-  const simulate::Programs programs = sharded_programs(setting, optimizer, kNumSteps);
-  ShardedDurations durations(setting);
+  const simulate::Programs programs = baseline_programs(setting, optimizer, kNumSteps);
+  BaselineDurations durations(setting);
   Prediction result =
       sum_up(programs, simulate::execute(programs, durations), {.on_cpu = plan.options.on_cpu});
 
   const double matrices = num_elements(plan.inventory);
   const auto outside = static_cast<double>(setting.training.outside_elements);
-  const double ranks = static_cast<double>(mesh.num_shards) * mesh.tensor_parallel;
-  const bool muon = optimizer == Sharded::kMuonAg;
+  const bool muon = optimizer == Baseline::kMuonAg;
   // The costs of Muon-AG's updates contain their momentum.
-  result.adamw_ms = kMs * Rates(setting).adamw_us((outside + (muon ? 0 : matrices)) / ranks);
+  result.adamw_ms =
+      kMs * Rates(setting).adamw_us((outside + (muon ? 0 : matrices)) / num_sharing(plan));
   const core::Vector<UnitIndex, double> elements = elements_of(setting);
   count_bytes(programs.front(), setting, elements, &result);
-  result.memory_bytes = sharded_memory(setting, elements, muon);
-  result.host_ms = setting.sharded_host_ms * programs.front().layout->units.size();
+  result.memory_bytes = baseline_memory(setting, elements, muon);
+  if (!plan.options.replicated)
+    result.host_ms = setting.sharded_host_ms * programs.front().layout->units.size();
   return result;
 }
 
@@ -244,9 +263,10 @@ const char* name_of(Contender contender) {
 
 Prediction predict(const Setting& setting, Contender contender) {
   validate(setting);
-  Prediction result = contender == Contender::kDmuon    ? predict_owned(setting)
-                      : contender == Contender::kMuonAg ? predict_sharded(setting, Sharded::kMuonAg)
-                                                        : predict_sharded(setting, Sharded::kAdamW);
+  Prediction result = contender == Contender::kDmuon ? predict_owned(setting)
+                      : contender == Contender::kMuonAg
+                          ? predict_baseline(setting, Baseline::kMuonAg)
+                          : predict_baseline(setting, Baseline::kAdamW);
   for (const Phase phase : kPhases) result.step_ms += result.phases_ms[phase];
   result.optimizer_ms += result.adamw_ms;
   result.step_ms += result.adamw_ms + result.beside_ms;

@@ -12,9 +12,9 @@
 namespace dmuon::predict {
 
 enum class Contender : int {
-  kAdamW,   ///< FSDP2 or HSDP with fused AdamW
+  kAdamW,   ///< FSDP2 or HSDP with fused AdamW, see baseline.h
   kDmuon,   ///< this engine
-  kMuonAg,  ///< Muon whose ranks gather every matrix and orthogonalise all of them
+  kMuonAg,  ///< Muon whose ranks gather every matrix and orthogonalise all of them, likewise
 };
 inline constexpr int kNumContenders = 3;
 inline constexpr core::EachOf<Contender, kNumContenders> kContenders;

@@ -23,7 +23,8 @@ double steps_of_tree(std::size_t num_members) {
 void validate(const Setting& setting) {
   plan::validate(setting.device);
   plan::validate(setting.network);
-  for (const double ms : {setting.owned_host_ms, setting.sharded_host_ms, setting.host_sum_ms})
+  for (const double ms : {setting.owned_host_ms, setting.replicated_host_ms,
+                          setting.sharded_host_ms, setting.host_sum_ms})
     core::require(std::isfinite(ms) && ms >= 0, "predict: host times must be >= 0; got ", ms);
   core::require(setting.tokens > 0, "predict: tokens must be > 0; got ", setting.tokens);
   core::require(!setting.plan.inventory.empty(), "predict: plan: expected a matrix; got none");
@@ -75,6 +76,13 @@ std::vector<double> Rates::inter_us(const std::vector<std::vector<double>>& part
     std::transform(column.begin(), column.end(), of_node.begin(), of_node.begin(), std::plus<>());
   us.assign(us.size(), busiest(of_node) / adapter_bytes_per_us_ + latency_us);
   return us;
+}
+
+double ring_factor(const plan::Plan& plan, layout::Axis axis) {
+  const auto passed_on = [](int members) { return 1 - 1.0 / members; };
+  const int members = plan.mesh.size(axis);
+  if (!plan.options.on_cpu || members == 1) return 1;
+  return passed_on(plan.mesh.num_slots()) / passed_on(members);
 }
 
 core::Vector<core::UnitIndex, double> forward_us(const Setting& setting, const Rates& rates) {

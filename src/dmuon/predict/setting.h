@@ -12,9 +12,11 @@ struct Setting {
   plan::Device device;
   plan::Network network;
   int tokens = 0;  ///< of each device and step
-  /// CPU time of hooks and launches for a unit in a step, by dmuon beside FSDP2, and by FSDP2
-  /// alone: measured with 28 blocks that have norms, on 2x8 ranks (bench/README.md, host_time.py).
+  /// CPU time of hooks and launches for a unit in a step, by dmuon beside FSDP2, by dmuon alone,
+  /// and by FSDP2 alone: measured with 28 blocks on 2x8 ranks (bench/README.md, host_time.py).
+  /// Nobody has measured DistributedDataParallel's; it counts as none.
   double owned_host_ms = 1.8;
+  double replicated_host_ms = 0.5;
   double sharded_host_ms = 1.5;
   /// On CPUs, the time of FSDP2's sum of a unit's norms between nodes while gradients of matrices
   /// are on their way. It blocks the host. Each of its messages waits for the bytes that the kernel

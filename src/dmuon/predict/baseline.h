@@ -3,13 +3,15 @@
 #include "dmuon/predict/rates.h"
 #include "dmuon/simulate/execution.h"
 
-// The steps that dmuon is compared with: weights, gradients and optimizer state sharded by FSDP2.
+// The steps that dmuon is compared with. FSDP2 shards their weights, gradients and optimizer state.
+// Beside replicated weights (StepOptions::replicated) all ranks have these whole, under
+// DistributedDataParallel.
 namespace dmuon::predict {
 
-enum class Sharded {
+enum class Baseline {
   kAdamW,   ///< fused AdamW for all parameters
-  kMuonAg,  ///< Muon that gathers each matrix's direction in the step, and orthogonalises it on all
-            ///< ranks of a node
+  kMuonAg,  ///< Muon that orthogonalises each matrix on all ranks. Under FSDP2 the ranks of a node
+            ///< gather its direction in the step before
 };
 
 /// Training steps under FSDP2, inside a node, or HSDP, between nodes. All ranks do the same. So at
@@ -18,14 +20,19 @@ enum class Sharded {
 /// FSDP2 gathers a unit's weights one use ahead, in the backward too. A unit's gradients are
 /// reduced and scattered inside the node after its backward, then summed between nodes. On CPUs it
 /// waits for each message before it goes on.
-simulate::Programs sharded_programs(const Setting& setting, Sharded optimizer, int num_steps);
+///
+/// DistributedDataParallel gathers no weights. A unit's gradients are summed over all ranks behind
+/// the rest of the backward, which ends with the last sum.
+simulate::Programs baseline_programs(const Setting& setting, Baseline optimizer, int num_steps);
 
-/// The elements of each unit of these programs. The first unit has what Muon does not take.
+/// The elements of each unit of these programs. The first unit has what Muon does not take. Under
+/// DistributedDataParallel an output head of its own is in the last unit, since its gradient comes
+/// first.
 core::Vector<core::UnitIndex, double> elements_of(const Setting& setting);
 
-class ShardedDurations : public simulate::Durations {
+class BaselineDurations : public simulate::Durations {
  public:
-  explicit ShardedDurations(const Setting& setting);
+  explicit BaselineDurations(const Setting& setting);
 
   double work_us(core::Owner rank, const simulate::Issue& issue) override;
   double message_us(core::Owner rank, const simulate::Issue& issue,

@@ -1,4 +1,4 @@
-#include "dmuon/predict/sharded.h"
+#include "dmuon/predict/baseline.h"
 
 #include <algorithm>
 #include <memory>
@@ -21,29 +21,31 @@ layout::Mesh simulated(const layout::Mesh& mesh) {
 // Lists what a rank issues. FSDP2's root group, unit 0, keeps its weights until its backward.
 class Writer {
  public:
-  /// @param blocks  compute waits for each message: FSDP2's calls of gloo return when it has come.
-  Writer(int num_units, bool blocks, simulate::Program* program)
-      : num_units_(num_units), blocks_(blocks), program_(*program) {}
+  Writer(int num_units, const plan::PlanOptions& options, simulate::Program* program)
+      : num_units_(num_units),
+        shards_(!options.replicated),
+        blocks_(shards_ && options.on_cpu),
+        program_(*program) {}
 
   void forward() {
     begin_event();
-    publish(0);
+    if (shards_) publish(0);
     for (int unit = 0; unit < num_units_; ++unit) {
-      if (unit + 1 < num_units_) publish(unit + 1);
-      await(unit);
+      if (shards_ && unit + 1 < num_units_) publish(unit + 1);
+      if (shards_) await(unit);
       compute(Compute::kForward, unit);
-      if (unit > 0) reshard(unit);
+      if (shards_ && unit > 0) reshard(unit);
     }
   }
 
   void backward() {
     begin_event();
-    publish(num_units_ - 1);
+    if (shards_) publish(num_units_ - 1);
     for (int unit = num_units_; unit-- > 0;) {
-      if (unit > 1) publish(unit - 1);
-      if (unit > 0) await(unit);
+      if (shards_ && unit > 1) publish(unit - 1);
+      if (shards_ && unit > 0) await(unit);
       compute(Compute::kBackward, unit);
-      reshard(unit);
+      if (shards_) reshard(unit);
       add({.kind = Kind::kRouteIntra, .subject = UnitIndex(unit)});
       add({.kind = Kind::kRouteInter,
            .subject = UnitIndex(unit),
@@ -54,14 +56,14 @@ class Writer {
     for (int unit = num_units_; unit-- > 0;) finish_route(unit);
   }
 
-  void step(Sharded optimizer) {
+  void step(Baseline optimizer) {
     begin_event();
-    if (optimizer == Sharded::kAdamW) return;
-    for (int unit = 1; unit < num_units_; ++unit) publish(unit);
+    if (optimizer == Baseline::kAdamW) return;
+    for (int unit = 1; shards_ && unit < num_units_; ++unit) publish(unit);
     for (int unit = 1; unit < num_units_; ++unit) {
-      add({.kind = Kind::kOrthogonalise,
-           .subject = BatchIndex(unit - 1),
-           .after = {{Kind::kPublishIntra, UnitIndex(unit)}}});
+      schedule::Operation update{.kind = Kind::kOrthogonalise, .subject = BatchIndex(unit - 1)};
+      if (shards_) update.after = {{Kind::kPublishIntra, UnitIndex(unit)}};
+      add(std::move(update));
     }
     add({.kind = Kind::kFinishUpdate,
          .subject = BatchIndex(num_units_ - 2),
@@ -94,10 +96,17 @@ class Writer {
   }
 
   int num_units_;
-  bool blocks_;
+  bool shards_;  // FSDP2 does; else all ranks have all
+  bool blocks_;  // compute waits for each message: FSDP2's calls of gloo return when it has come
   simulate::Program& program_;
   int event_ = -1;
 };
+
+// The elements of a head that is no embedding. Two FLOPs an element say how large the head is.
+double untied_head(const catalog::Training& training) {
+  const double head = training.outside_flops / 2;
+  return static_cast<double>(training.outside_elements) >= 2 * head ? head : 0;
+}
 
 }  // namespace
 
@@ -108,10 +117,15 @@ core::Vector<UnitIndex, double> elements_of(const Setting& setting) {
     for (const core::ParameterIndex parameter : parameters)
       elements += static_cast<double>(setting.plan.inventory[parameter].num_elements());
   }
+  if (setting.plan.options.replicated) {
+    const double head = untied_head(setting.training);
+    all[UnitIndex(0)] -= head;
+    all.back() += head;
+  }
   return all;
 }
 
-simulate::Programs sharded_programs(const Setting& setting, Sharded optimizer, int num_steps) {
+simulate::Programs baseline_programs(const Setting& setting, Baseline optimizer, int num_steps) {
   const auto layout = std::make_shared<schedule::Layout>();
   static_cast<layout::Mesh&>(*layout) = simulated(setting.plan.mesh);
   const core::Vector<UnitIndex, double> elements = elements_of(setting);
@@ -124,7 +138,7 @@ simulate::Programs sharded_programs(const Setting& setting, Sharded optimizer, i
         core::Vector<core::Slot, std::int64_t>(layout->num_slots(), count > 0 ? 1 : 0);
   }
   for (int unit = 1; unit < elements.size(); ++unit) program.batches.push_back({UnitIndex(unit)});
-  Writer writer(elements.size(), setting.plan.options.on_cpu, &program);
+  Writer writer(elements.size(), setting.plan.options, &program);
   for (int step = 0; step < num_steps; ++step) {
     writer.forward();
     writer.backward();
@@ -133,7 +147,7 @@ simulate::Programs sharded_programs(const Setting& setting, Sharded optimizer, i
   return simulate::Programs(layout->num_slots(), program);
 }
 
-ShardedDurations::ShardedDurations(const Setting& setting)
+BaselineDurations::BaselineDurations(const Setting& setting)
     : simulated_(simulated(setting.plan.mesh)) {
   const Rates rates(setting);
   const plan::Plan& plan = setting.plan;
@@ -152,6 +166,10 @@ ShardedDurations::ShardedDurations(const Setting& setting)
     const int sharing = setting.network.per_device ? 1 : mesh.tensor_parallel;
     const double part = shard * sharing * plan.options.gradient_bytes / mesh.num_replicates;
     us.sum = 2 * rates.inter_us(std::vector(ranks, std::vector(nodes, part))).front();
+    if (plan.options.replicated) {  // parts are scattered inside the node, and gathered again
+      us.scatter *= 2 * ring_factor(plan, layout::Axis::kRow);
+      us.sum *= ring_factor(plan, layout::Axis::kColumn);
+    }
   }
   const auto unit_of = plan::units_of(plan.inventory);
   for (const core::ParameterIndex parameter : plan.inventory.indices()) {
@@ -163,15 +181,15 @@ ShardedDurations::ShardedDurations(const Setting& setting)
   }
 }
 
-double ShardedDurations::work_us(core::Owner, const simulate::Issue& issue) {
+double BaselineDurations::work_us(core::Owner, const simulate::Issue& issue) {
   if (issue.is(Compute::kForward)) return units_[issue.unit()].forward;
   if (issue.is(Compute::kBackward)) return 2 * units_[issue.unit()].forward;
   if (!issue.is(Kind::kOrthogonalise)) return 0;
   return units_[UnitIndex(issue.operation.batch().value() + 1)].newton_schulz;
 }
 
-double ShardedDurations::message_us(core::Owner, const simulate::Issue& issue,
-                                    const schedule::Message& message) {
+double BaselineDurations::message_us(core::Owner, const simulate::Issue& issue,
+                                     const schedule::Message& message) {
   const OfUnit& us = units_[issue.unit()];
   const double whole = issue.is(Kind::kPublishIntra) ? us.gather
                        : issue.is(Kind::kRouteIntra) ? us.scatter
