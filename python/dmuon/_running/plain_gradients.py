@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from dmuon._setup.groups import made_slots_group, slots_group
 from dmuon._setup.slices import local_part
 
 LARGE = 2**18  # elements of a gradient that is a message of its own
+_NEVER = 2**31 - 1  # more triggers than any backward crosses
 _IS_MEAN = "_dmuon_is_mean"  # a mark on a gradient
 
 
@@ -28,28 +30,31 @@ class _Backward:
 
     parameters: list[torch.Tensor]  # in the order of the groups
     large: list[torch.Tensor]  # not sent yet; the last one is next
-    came: set[torch.Tensor] = dataclasses.field(default_factory=set)
+    came: dict[torch.Tensor, int] = dataclasses.field(default_factory=dict)  # after so many triggers
     came_again: set[torch.Tensor] = dataclasses.field(default_factory=set)  # after they were sent
     has: dict[torch.Tensor, bool] = dataclasses.field(default_factory=dict)  # of those sent: this rank has a gradient
     means: dict[torch.Tensor, torch.Tensor] = dataclasses.field(default_factory=dict)  # [elements], in messages
     works: list[Any] = dataclasses.field(default_factory=list)  # of all messages
     present: torch.Tensor | None = None  # [parameters]: how many ranks have a gradient; None if this one has all
     raised: bool = False
+    places: torch.Tensor | None = None  # of the large ones, if they are to be found
 
 
 class PlainGradients:
     """The gradients of plain parameters, which every rank has whole.
 
     They become means over all slots in every backward outside of `no_sync`, as under DistributedDataParallel. Large
-    ones are messages of their own, in the reverse order of the groups. Over gloo each leaves as soon as it and those
-    before it have come. NCCL wants one order of all messages on all ranks, so there they leave at the backward's end.
-    The rest leave in one message at the backward's end. Missing ones count as zeros; a parameter without a gradient on
-    all ranks gets none.
+    ones are messages of their own. The rest leave in one message at the backward's end. Missing ones count as zeros; a
+    parameter without a gradient on all ranks gets none.
+
+    NCCL wants one order of all messages on all ranks. So a large one has a *place* between the engine's operations: the
+    number of triggers that the backward has crossed when it has come on all ranks. One backward finds the places. In
+    later ones a message leaves when its gradient has come after that many triggers, or before the next trigger.
 
     Other gradients are *open*: of `no_sync`, of a backward that is no pass of the engine, those that come a second
-    time in one backward, and assigned ones. The next backward averages them too, or the step's agreement. A mean does
-    not change by that. If `start` made no group, because no parameter was plain then, all are open, and the first
-    average makes it.
+    time in one backward, come after their messages, and assigned ones. The next backward averages them too, or the
+    step's agreement; after that a backward may find places anew. A mean does not change by that. If `start` made no
+    group, because no parameter was plain then, all are open, and the first average makes it.
 
     On a device the host waits in each backward in which this rank lacks a gradient.
     """
@@ -66,14 +71,24 @@ class PlainGradients:
         self._added: dict[torch.Tensor, None] = {}  # in the order of the groups
         self._backward: _Backward | None = None  # that has sent something, or could
         self._is_open = False
+        self._places: dict[torch.Tensor, int] | None = None  # of large ones; None: the next backward finds them
+        self._num_averages = 0
         self.made: list[torch.Tensor] = []  # gradients that this rank lacked, since the last clear()
-        self._models.setdefault(ranks.by_slot, weakref.WeakSet()).add(self)
+        live = self._models.setdefault(ranks.by_slot, weakref.WeakSet())
+        live.add(self)
+        for model in live:
+            model._places = None  # a backward may go through several, see _send_places
         if self._group is not None:
             self._listen()
 
     def _listen(self) -> None:
-        send, finish = weakref.WeakMethod(self.send), weakref.WeakMethod(self.finish)
-        self._engine.set_other_gradients(lambda raised: _call(send, raised), lambda: _call(finish))
+        send_early, send = weakref.WeakMethod(self._send_early), weakref.WeakMethod(self.send)
+        finish = weakref.WeakMethod(self.finish)
+        self._engine.set_other_gradients(
+            lambda num_crossed: _call(send_early, num_crossed),
+            lambda raised: _call(send, raised),
+            lambda: _call(finish),
+        )
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """The plain parameters of the model and of all groups."""
@@ -109,8 +124,12 @@ class PlainGradients:
         if self._group is None:
             self._group = slots_group(self._ranks)
             self._listen()
+        places, self._places = self._places, {}  # what is open now is of no backward
         self.send()
         self.finish()
+        self._num_averages += 1
+        finds_anew = self._num_averages.bit_count() == 1  # ever more rarely: most open gradients have another reason
+        self._places = None if finds_anew else places
 
     @torch.no_grad()
     def send(self, raised: bool = False) -> None:
@@ -133,6 +152,8 @@ class PlainGradients:
         # Only a rank that lacks a gradient reads from the device which ones exist: reading waits for the device.
         backward.present = None if all(has) else present
         backward.means |= zip(small, pieces, strict=True)
+        if self._places is None:
+            self._send_places(backward)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -144,6 +165,10 @@ class PlainGradients:
                 for work in backward.works:
                     work.wait()
         self._backward = None
+        if backward.places is not None:
+            found = zip(_large_of(backward.parameters), backward.places.tolist(), strict=True)
+            self._places = {parameter: place for parameter, place in found if 0 <= place < _NEVER}
+            self._engine.set_other_places(set(self._places.values()))
         if backward.raised:
             self._is_open = True
             return
@@ -162,7 +187,9 @@ class PlainGradients:
 
     def _begin(self) -> _Backward:
         parameters = [p for p in self._added if p.requires_grad]
-        large = [p for p in parameters if p.numel() >= LARGE and not isinstance(p, DTensor)]
+        places = self._places or {}
+        large = sorted(reversed(_large_of(parameters)), key=lambda p: places.get(p, _NEVER))
+        large.reverse()
         self._backward = _Backward(parameters, large)
         self._is_open = False
         return self._backward
@@ -179,13 +206,32 @@ class PlainGradients:
             backward.came_again.add(parameter)
             self._is_open = True
             return
-        backward.came.add(parameter)
-        while self._sends_early() and backward.large and backward.large[-1] in backward.came:
+        num_crossed = self._engine.num_crossed()
+        backward.came[parameter] = num_crossed
+        while backward.large and backward.large[-1] in backward.came and self._is_due(backward.large[-1], num_crossed):
             self._send_large(backward, backward.large.pop())
 
-    def _sends_early(self) -> bool:
-        """False on devices, and while other models of these ranks live: one backward may go through several."""
-        return self._ranks.device_type == "cpu" and len(self._models[self._ranks.by_slot]) == 1
+    def _is_due(self, parameter: torch.Tensor, num_crossed: int) -> bool:
+        return (self._places or {}).get(parameter, _NEVER) <= num_crossed
+
+    def _send_early(self, num_crossed: int) -> None:
+        backward = self._backward or self._begin()
+        while backward.large and self._is_due(backward.large[-1], num_crossed):
+            self._send_large(backward, backward.large.pop())
+
+    def _send_places(self, backward: _Backward) -> None:
+        """Finds places, with the last message of a backward.
+
+        There are none while several models of these ranks live: ranks may order two models' messages differently.
+        """
+        large = _large_of(backward.parameters)
+        if not large:
+            return
+        gc.collect()  # models that nobody has any more
+        is_alone = len(self._models[self._ranks.by_slot]) == 1
+        places = [backward.came.get(parameter, -1) if is_alone else _NEVER for parameter in large]
+        backward.places = local_part(large[0]).new_tensor(places, dtype=torch.int32)
+        backward.works.append(dist.all_reduce(backward.places, dist.ReduceOp.MAX, group=self._group, async_op=True))
 
     @torch.no_grad()
     def _send_large(self, backward: _Backward, parameter: torch.Tensor) -> None:
@@ -203,6 +249,10 @@ class PlainGradients:
         if isinstance(parameter, DTensor):
             gradient = parameter.grad = gradient.redistribute(placements=parameter.placements)
         return local_part(gradient).detach().reshape(-1).to(self._dtype)
+
+
+def _large_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [parameter for parameter in parameters if parameter.numel() >= LARGE and not isinstance(parameter, DTensor)]
 
 
 def _call(method: weakref.WeakMethod[Any], *arguments: Any) -> None:

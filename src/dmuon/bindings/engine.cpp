@@ -192,10 +192,13 @@ void add_hooks(EngineClass& engine) {
       .def("before_end_of_backward", &Engine::before_end_of_backward, py::arg("callback"))
       .def(
           "set_other_gradients",
-          [](Engine& e, std::function<void(bool)> send, std::function<void()> finish) {
-            e.set_other_gradients({std::move(send), std::move(finish)});
+          [](Engine& e, std::function<void(int)> send_early, std::function<void(bool)> send,
+             std::function<void()> finish) {
+            e.set_other_gradients({std::move(send_early), std::move(send), std::move(finish)});
           },
-          py::arg("send"), py::arg("finish"))
+          py::arg("send_early"), py::arg("send"), py::arg("finish"))
+      .def("set_other_places", &Engine::set_other_places, py::arg("places"))
+      .def("num_crossed", &Engine::num_crossed)
       .def("in_synchronised_backward", &Engine::in_synchronised_backward)
       .def("move_out", &Engine::move_out, no_gil)
       .def("move_back", &Engine::move_back, no_gil)

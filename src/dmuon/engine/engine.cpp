@@ -299,7 +299,7 @@ void Engine::end_backward() {
     others_.finish();
   }
   has_second_order_ &= keeps_graph();
-  host_sums_.end_backward(resolver_.syncs());
+  host_sums_.end_backward(averages);
   give_placeholder_gradients();
   mesh().watch->enter("");
 }
@@ -437,6 +437,10 @@ void Engine::publish() {
 }
 
 void Engine::perform(const schedule::Operation& operation) { executor_.perform(operation); }
+
+void Engine::before_crossing(int num_crossed) {
+  if (others_.places.contains(num_crossed)) others_.send_early(num_crossed);
+}
 
 std::map<std::string, double> Engine::statistics() const {
   std::map<std::string, double> all = executor_.statistics();

@@ -125,6 +125,10 @@ class Engine : private schedule::Performer {
   /// have their weights. Its exceptions leave through backward().
   void before_end_of_backward(std::function<void()> callback) { before_end_ = std::move(callback); }
   void set_other_gradients(OtherGradients others) { others_ = std::move(others); }
+  /// Sets OtherGradients::places. All ranks set the same, between backwards.
+  void set_other_places(std::set<int> places) { others_.places = std::move(places); }
+  /// Triggers that the last backward has crossed so far.
+  int num_crossed() const { return resolver_.num_crossed(); }
 
   /// True while a backward runs that is traced or replayed, outside of no_sync.
   bool in_synchronised_backward() const {
@@ -246,6 +250,7 @@ class Engine : private schedule::Performer {
 
  private:
   void compare(const std::optional<schedule::Trigger>& trigger) override;
+  void before_crossing(int num_crossed) override;
   void perform(const schedule::Operation& operation) override;
   void leave_to_host(const std::optional<schedule::Trigger>& use) override;
   std::int64_t next_comparison();

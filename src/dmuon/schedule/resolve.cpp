@@ -34,6 +34,10 @@ void Resolver::forget_uses() {
 void Resolver::cross(const std::vector<Crossing>& crossings) {
   for (const Crossing& crossing : crossings) {
     const Trigger& trigger = crossing.trigger;
+    if (crossing.pass == Pass::kBackward) {
+      if (sync_) performer_->before_crossing(num_crossed_);
+      ++num_crossed_;
+    }
     Progress& unit = units_.at(trigger.unit);
     const bool empty = layout_.units[trigger.unit].empty();
     if (trigger.moment == Moment::kBeforeUse) {

@@ -100,6 +100,7 @@ void Resolver::begin_backward(bool keeps_weights) {
   keeps_weights_ = keeps_weights;
   issued_.add(std::int64_t{sync_}).add(std::int64_t{keeps_weights});
   cross(order_.begin_backward());
+  num_crossed_ = 0;
 }
 
 void Resolver::before_backward(core::UnitIndex unit, bool reader) {

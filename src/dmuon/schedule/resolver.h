@@ -22,6 +22,10 @@ class Performer {
   /// before the trigger's operations. May throw.
   virtual void compare(const std::optional<Trigger>& trigger) = 0;
 
+  /// Says how many triggers a backward outside of no_sync has crossed, before it crosses the next.
+  /// What is issued here has the same place between operations on every rank.
+  virtual void before_crossing(int /*num_crossed*/) {}
+
   /// Runs the operation. Everything that it needs has been performed before. May throw.
   virtual void perform(const Operation& operation) = 0;
 
@@ -154,6 +158,8 @@ class Resolver {
   const Layout& layout() const { return layout_; }
   /// The current schedule. Passes that have not been traced are empty.
   const StepSchedule& schedule() const { return schedule_; }
+  /// Triggers that the last backward has crossed so far.
+  int num_crossed() const { return num_crossed_; }
   /// The crossing whose operations are being performed, if any.
   const std::optional<Crossing>& crossing() const { return crossing_; }
 
@@ -208,6 +214,7 @@ class Resolver {
   int version_ = 0;
   bool sync_ = true;
   bool keeps_weights_ = false;  // in the open backward
+  int num_crossed_ = 0;         // by it
   bool whole_forward_ = false;
   bool forward_sync_ = true;  // as the last training forward found it
   core::Hasher issued_;
