@@ -48,6 +48,8 @@ def check_parameters(model: nn.Module, dedication: Dedication, facts: list[str])
                     f"Muon: model: '{name}' was frozen at dedicate_params and is trainable now: AdamW would update it, "
                     "whatever it is. Expected: unfreeze it before dedicate_params."
                 )
+            if parameter.requires_grad and parameter.is_complex():
+                raise ValueError(f"Muon: model: '{name}': expected a real dtype, got {parameter.dtype}")
             if was_trainable and not parameter.requires_grad and dedication.meta_start is None:
                 raise ValueError(
                     f"Muon: model: '{name}' was frozen between dedicate_params and Muon, when no module held matrices: "

@@ -206,7 +206,8 @@ class Muon(torch.optim.Optimizer):
             param_group.update(before)
             raise
         if algorithm == "adamw":
-            self._runtime.plain.add([p for p in param_group["params"] if not is_sharded(p, self._runtime.ranks)])
+            plain = (p for p in param_group["params"] if not is_sharded(p, self._runtime.ranks))
+            self._runtime.plain.add(plain, is_agreed=not self._is_made)  # at Muon all ranks have compared them
             self._ungrouped.note_added(param_group["params"] if self._is_made else [])
 
     def _new_members(self, params: Any, algorithm: str) -> list[torch.Tensor]:
@@ -218,6 +219,8 @@ class Muon(torch.optim.Optimizer):
         group_of = {p: number for number, group in enumerate(self.param_groups) for p in group["params"]}
         new = [member.parameter if member.leaf is None else runtime.placeholders[member.leaf] for member in found]
         for member, parameter in zip(found, new, strict=True):
+            if parameter.is_complex():
+                raise ValueError(f"{where}: params: '{member.name}': expected a real dtype, got {parameter.dtype}")
             if (number := group_of.get(parameter)) is not None:
                 raise ValueError(
                     f"{where}: params: expected parameters that no group has, got '{member.name}', which is in "

@@ -6,15 +6,17 @@ import dataclasses
 import functools
 import gc
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
 from dmuon import _C
 from dmuon._running.blocking import blocking_message
+from dmuon._running.plain_parameters import PlainParameters
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import made_slots_group, slots_group
 from dmuon._setup.slices import local_part
@@ -28,8 +30,8 @@ _IS_MEAN = "_dmuon_is_mean"  # a mark on a gradient
 class _Backward:
     """The messages of one backward."""
 
-    parameters: list[torch.Tensor]  # in the order of the groups
-    large: list[torch.Tensor]  # not sent yet; the last one is next
+    parameters: list[torch.Tensor] = dataclasses.field(default_factory=list)  # in one order on all ranks
+    large: list[torch.Tensor] = dataclasses.field(default_factory=list)  # not sent yet; the last one is next
     came: dict[torch.Tensor, int] = dataclasses.field(default_factory=dict)  # after so many triggers
     came_again: set[torch.Tensor] = dataclasses.field(default_factory=set)  # after they were sent
     has: dict[torch.Tensor, bool] = dataclasses.field(default_factory=dict)  # of those sent: this rank has a gradient
@@ -52,7 +54,7 @@ class PlainGradients:
     later ones a message leaves when its gradient has come after that many triggers, or before the next trigger.
 
     Other gradients are *open*: of `no_sync`, of a backward that is no pass of the engine, those that come a second
-    time in one backward, come after their messages, and assigned ones. The next backward averages them too, or the
+    time in one backward or after their messages, and assigned ones. The next backward averages them too, or the
     step's agreement; after that a backward may find places anew. A mean does not change by that. If `start` made no
     group, because no parameter was plain then, all are open, and the first average makes it.
 
@@ -61,14 +63,16 @@ class PlainGradients:
 
     _models: ClassVar[dict[tuple[int, ...], weakref.WeakSet[PlainGradients]]] = {}  # that live, by their ranks
 
-    def __init__(self, parameters: Iterable[torch.Tensor], dedication: Dedication, engine: _C.Engine) -> None:
+    def __init__(
+        self, model: nn.Module, parameters: Iterable[torch.Tensor], dedication: Dedication, engine: _C.Engine
+    ) -> None:
         """Takes the model's `parameters`. Those are averaged that `add` names."""
         ranks = dedication.ranks
         self._of_model, self._ranks, self._engine = list(parameters), ranks, engine
-        self._dtype = dedication.mp_policy.reduce_dtype or torch.float32  # of messages
+        self._added = PlainParameters(model, ranks, engine)
+        self._reduce_dtype = dedication.mp_policy.reduce_dtype
         self._group = made_slots_group(ranks)
         self._scale = ranks.num_slots / dedication.across_ranks.divide_factor(ranks.num_slots)
-        self._added: dict[torch.Tensor, None] = {}  # in the order of the groups
         self._backward: _Backward | None = None  # that has sent something, or could
         self._is_open = False
         self._places: dict[torch.Tensor, int] | None = None  # of large ones; None: the next backward finds them
@@ -76,8 +80,8 @@ class PlainGradients:
         self.made: list[torch.Tensor] = []  # gradients that this rank lacked, since the last clear()
         live = self._models.setdefault(ranks.by_slot, weakref.WeakSet())
         live.add(self)
-        for model in live:
-            model._places = None  # a backward may go through several, see _send_places
+        for gradients in live:
+            gradients._places = None  # a backward may go through several, see _send_places
         if self._group is not None:
             self._listen()
 
@@ -95,13 +99,13 @@ class PlainGradients:
         known = set(self._of_model)
         return iter([*self._of_model, *(parameter for parameter in self._added if parameter not in known)])
 
-    def add(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Adds the plain parameters of a group of AdamW's."""
+    def add(self, parameters: Iterable[torch.Tensor], is_agreed: bool) -> None:
+        """Adds the plain parameters of a group of AdamW's. `is_agreed` is as for `PlainParameters.add`."""
         arrived = weakref.WeakMethod(self._arrived)
         for parameter in parameters:
             if parameter in self._added or self._ranks.num_slots == self._scale == 1:
                 continue
-            self._added[parameter] = None
+            self._added.add(parameter, is_agreed)
             is_trainable = parameter.requires_grad
             if parameter.is_floating_point():
                 parameter.requires_grad_(True)  # frozen parameters allow no hooks
@@ -116,7 +120,7 @@ class PlainGradients:
         """True if this rank has open gradients."""
         if self._ranks.num_slots == 1:
             return False
-        gradients = (p.grad for p in self._added if p.requires_grad)
+        gradients = (p.grad for p in self._added)
         return self._is_open or any(g is not None and not hasattr(g, _IS_MEAN) for g in gradients)
 
     def average(self) -> None:
@@ -133,18 +137,31 @@ class PlainGradients:
 
     @torch.no_grad()
     def send(self, raised: bool = False) -> None:
-        """Sends what a backward has not sent yet: zeros if it has raised. Waits for no other slot."""
-        backward = self._backward or self._begin()
+        """Sends what a backward has not sent yet: zeros if it has raised.
+
+        Waits for other ranks only if others train since the last time. Raises as `PlainParameters.agree`.
+        """
+        self._send_early(self._engine.num_crossed())  # what other ranks have sent by now, whatever the agreement says
+        backward, self._backward = self._backward, None
+        assert backward is not None
         backward.raised = raised
+        try:
+            if self._added.agree():
+                self._list(backward)
+        except ValueError:  # on all ranks, so what was sent comes
+            self._wait_for(backward)
+            raise
+        self._backward = backward
         while backward.large:
             self._send_large(backward, backward.large.pop())
         if not backward.parameters:
             return
         small = [parameter for parameter in backward.parameters if parameter not in backward.means]
-        pieces = [self._values(backward, parameter) for parameter in small]
+        dtype = self._dtype_of(small)
+        pieces = [self._values(backward, parameter, dtype) for parameter in small]
         has = [backward.has[parameter] for parameter in backward.parameters]
         like = local_part(backward.parameters[0])
-        present = like.new_ones(len(has), dtype=self._dtype) if all(has) else like.new_tensor(has, dtype=self._dtype)
+        present = like.new_ones(len(has), dtype=dtype) if all(has) else like.new_tensor(has, dtype=dtype)
         message = torch.cat([present, *pieces])
         present, *pieces = message.split([len(has), *map(len, pieces)])
         message[len(has) :].div_(self._ranks.num_slots)
@@ -158,13 +175,9 @@ class PlainGradients:
     @torch.no_grad()
     def finish(self) -> None:
         """Waits for what was sent, and gives parameters their means; none after a backward that has raised."""
-        backward = self._backward
+        backward, self._backward = self._backward, None
         assert backward is not None
-        if backward.works:
-            with blocking_message(self._engine, "the mean of the gradients that no fully_shard manages", self._ranks):
-                for work in backward.works:
-                    work.wait()
-        self._backward = None
+        self._wait_for(backward)
         if backward.places is not None:
             found = zip(_large_of(backward.parameters), backward.places.tolist(), strict=True)
             self._places = {parameter: place for parameter, place in found if 0 <= place < _NEVER}
@@ -177,6 +190,12 @@ class PlainGradients:
             if anywhere and parameter not in backward.came_again:
                 self._give(parameter, backward.means[parameter])
 
+    def _wait_for(self, backward: _Backward) -> None:
+        if backward.works:
+            with blocking_message(self._engine, "the mean of the gradients that no fully_shard manages", self._ranks):
+                for work in backward.works:
+                    work.wait()
+
     def _give(self, parameter: torch.Tensor, mean: torch.Tensor) -> None:
         if parameter.grad is None:
             parameter.grad = torch.empty_like(parameter)
@@ -186,13 +205,17 @@ class PlainGradients:
         setattr(parameter.grad, _IS_MEAN, True)
 
     def _begin(self) -> _Backward:
-        parameters = [p for p in self._added if p.requires_grad]
-        places = self._places or {}
-        large = sorted(reversed(_large_of(parameters)), key=lambda p: places.get(p, _NEVER))
-        large.reverse()
-        self._backward = _Backward(parameters, large)
+        self._backward = _Backward()
+        self._list(self._backward)
         self._is_open = False
         return self._backward
+
+    def _list(self, backward: _Backward) -> None:
+        """Lists what travels."""
+        places = self._places or {}
+        backward.parameters = [*self._added.travelling]
+        in_order = sorted(reversed(_large_of(backward.parameters)), key=lambda p: places.get(p, _NEVER))
+        backward.large = [parameter for parameter in reversed(in_order) if parameter not in backward.means]
 
     def _arrived(self, parameter: torch.Tensor) -> None:
         """Notes that autograd has accumulated a gradient."""
@@ -235,20 +258,28 @@ class PlainGradients:
 
     @torch.no_grad()
     def _send_large(self, backward: _Backward, parameter: torch.Tensor) -> None:
-        values = self._values(backward, parameter).div(self._ranks.num_slots)  # gradients may share memory
+        values = self._values(backward, parameter, self._dtype_of([parameter]))
+        values = values.div(self._ranks.num_slots)  # not in place: gradients may share memory
         backward.works.append(dist.all_reduce(values, group=self._group, async_op=True))
         backward.means[parameter] = values
 
-    def _values(self, backward: _Backward, parameter: torch.Tensor) -> torch.Tensor:
+    def _dtype_of(self, parameters: Iterable[torch.Tensor]) -> torch.dtype:
+        """Returns the dtype of a message of these gradients."""
+        return self._reduce_dtype or functools.reduce(torch.promote_types, (p.dtype for p in parameters), torch.float32)
+
+    def _values(self, backward: _Backward, parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Returns [elements] of this rank's gradient. Autograd may have left a sum over tensor parallelism open."""
         gradient: Any = None if backward.raised else parameter.grad
         backward.has[parameter] = gradient is not None
         if gradient is None:
             part = local_part(parameter)
-            return part.new_zeros(part.numel(), dtype=self._dtype)
+            return part.new_zeros(part.numel(), dtype=dtype)
+        if gradient.layout != torch.strided:
+            name = self._added.name_of(parameter)
+            raise ValueError(f"dmuon: the gradient of {name} is sparse. Expected: nn.Embedding(sparse=False).")
         if isinstance(parameter, DTensor):
             gradient = parameter.grad = gradient.redistribute(placements=parameter.placements)
-        return local_part(gradient).detach().reshape(-1).to(self._dtype)
+        return local_part(gradient).detach().reshape(-1).to(dtype)
 
 
 def _large_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:

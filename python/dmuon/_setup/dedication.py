@@ -68,8 +68,8 @@ def dedication_of(model: nn.Module, function: str) -> Dedication:
     found: Dedication | None = plain_module(model, function).__dict__.get(DEDICATION)
     if found is None:
         raise ValueError(
-            f"{function}: model: expected a model on which dmuon.dedicate_params(model, ...) was called (the same "
-            f"module object), got {type(model).__name__} without"
+            f"{function}: model: expected the module that dmuon.dedicate_params(model, ...) was given, not one inside "
+            f"of it; got a {type(model).__name__} that was not given"
         )
     return found
 

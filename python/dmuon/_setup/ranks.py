@@ -135,6 +135,12 @@ def check_mesh(mesh: DeviceMesh | None) -> None:
             f"dedicate_params: mesh: expected 1 dimension (shard) or 2 (replicate, shard), got {mesh.mesh.ndim}; "
             "pass the data-parallel part of the mesh, e.g. mesh['replicate', 'shard']"
         )
+    for name in mesh.mesh_dim_names or ():
+        if name in ("tp", "pp") or name.startswith(("tensor", "pipeline")):
+            raise ValueError(
+                f"dedicate_params: mesh: expected the data-parallel part of the mesh, e.g. mesh['dp'], got one with "
+                f"the dimension '{name}'"
+            )
     rows = rows_of(mesh.mesh)
     if len({tuple(sorted(range(len(row)), key=row.__getitem__)) for row in rows}) > 1:
         raise ValueError(

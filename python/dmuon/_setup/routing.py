@@ -105,6 +105,8 @@ def route(
     rules, managed = Rules(model, function), managed_by_fsdp(model)
     if isinstance(select, KnownViews):
         select.require_all(parameters, function)
+    if select is not None and not callable(select):
+        raise ValueError(f"{function}: select: expected a function or None, got {shown(select)}")
     leaves: list[Leaf] = []
     rows: list[Route] = []
     for entry in parameters:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn as nn
 
 from dmuon._setup.ways_out import IN_PLACE_OF_DDP
@@ -39,7 +40,8 @@ def plain_module(model: nn.Module, function: str) -> nn.Module:
         ValueError: `model` is not a module, or a wrapper around it copies parameters. Names `function`.
     """
     if not isinstance(model, nn.Module):
-        raise ValueError(f"{function}: model: expected a torch.nn.Module, got {type(model).__name__}")
+        hint = ": pass the model, not its parameters" if isinstance(model, torch.Tensor) else ""
+        raise ValueError(f"{function}: model: expected a torch.nn.Module, got {type(model).__name__}{hint}")
     if (wrapper := refused_wrapper(model)) is not None:
         copies = wrapper in ("DistributedDataParallel", "DataParallel")
         raise ValueError(

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -194,10 +195,13 @@ void add_hooks(EngineClass& engine) {
           "set_other_gradients",
           [](Engine& e, std::function<void(int)> send_early, std::function<void(bool)> send,
              std::function<void()> finish) {
-            e.set_other_gradients({std::move(send_early), std::move(send), std::move(finish)});
+            e.other_gradients() = {std::move(send_early), std::move(send), std::move(finish)};
           },
           py::arg("send_early"), py::arg("send"), py::arg("finish"))
-      .def("set_other_places", &Engine::set_other_places, py::arg("places"))
+      .def(
+          "set_other_places",
+          [](Engine& e, std::set<int> places) { e.other_gradients().places = std::move(places); },
+          py::arg("places"))
       .def("num_crossed", &Engine::num_crossed)
       .def("in_synchronised_backward", &Engine::in_synchronised_backward)
       .def("move_out", &Engine::move_out, no_gil)

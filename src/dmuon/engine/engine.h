@@ -82,10 +82,8 @@ class Engine : private schedule::Performer {
 
   const layout::Parameters& parameters() const { return executor_.parameters(); }
   const layout::Leaves& leaves() const { return executor_.leaves(); }
-
-  /// Returns the slices of each parameter; nothing without tensor parallelism.
+  // Without tensor parallelism there are no slices, and their group is null.
   const wire::SlicedParameters& sliced() const { return executor_.sliced(); }
-  /// Null without tensor parallelism.
   wire::Group* slices() {
     return mesh().tensor_parallel ? &mesh().tensor_parallel->slices : nullptr;
   }
@@ -124,9 +122,7 @@ class Engine : private schedule::Performer {
   /// Calls `callback` at the end of each backward, while units that have no watched inputs still
   /// have their weights. Its exceptions leave through backward().
   void before_end_of_backward(std::function<void()> callback) { before_end_ = std::move(callback); }
-  void set_other_gradients(OtherGradients others) { others_ = std::move(others); }
-  /// Sets OtherGradients::places. All ranks set the same, between backwards.
-  void set_other_places(std::set<int> places) { others_.places = std::move(places); }
+  OtherGradients& other_gradients() { return others_; }
   /// Triggers that the last backward has crossed so far.
   int num_crossed() const { return resolver_.num_crossed(); }
 
@@ -177,7 +173,6 @@ class Engine : private schedule::Performer {
   }
 
   HostSums& host_sums() { return host_sums_; }
-
   /// Since construction, the open one included.
   std::int64_t num_backwards() const { return num_backwards_; }
   /// Multiplies the owned gradients (Owned::scale_gradients); the verdict stays. The caller

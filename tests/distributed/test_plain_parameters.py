@@ -1,0 +1,211 @@
+"""Parameters of AdamW that no fully_shard manages, and that are frozen, trained again or added between steps."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from models import make_gpt
+from pool import RankFailed
+from refusals import REFUSED, Refusals, expect_refusal, rank_of
+from scenario import Session, check, language_loss
+from training import AHEAD, NO_COPY, REPLICATED
+
+import dmuon
+
+refused = Refusals()
+MESHES = [((2, 2), REPLICATED), ((1, 4), AHEAD), ((3,), NO_COPY)]
+SOME = ("norm.weight", "head.weight")  # the head is a message of its own: see pool.py
+
+
+def froze(s: Session, when: str) -> None:
+    """Parameters are frozen in the second step, maybe while a rank has gradients of its own, and not in the last."""
+    s.start(make_gpt(depth=2), units=None)
+    some = [s.model.get_parameter(name) for name in SOME]
+    for step in range(4):
+        if step == 1 and when == "before":
+            _freeze(some, True)
+        if when == "between" and not s.reference:
+            with dmuon.no_sync(s.model):
+                s.backward(language_loss(10 * step, s.size))
+        elif when == "between":
+            s.backward(language_loss(10 * step, s.size))
+        if step == 1 and when == "between":
+            _freeze(some, True)
+        s.backward(language_loss(10 * step + 1, s.size))
+        if step == 1 and when == "after":
+            _freeze(some, True)
+        if step == 3:
+            s.notes.append(float(nn.utils.clip_grad_norm_(s.model.parameters(), 0.1)))
+        s.step()
+        if step == 2:
+            _freeze(some, False)
+
+
+def _freeze(parameters: list[nn.Parameter], freeze: bool) -> None:
+    for parameter in parameters:
+        parameter.requires_grad_(not freeze)
+
+
+@pytest.mark.parametrize("when", ["before", "between", "after"])
+@pytest.mark.parametrize(("mesh", "schedule"), MESHES)
+def test_parameters_may_be_frozen_and_trained_again(ranks, mesh, schedule, when):
+    *notes, expected = check(ranks, froze, mesh, schedule=schedule, when=when)
+    for norms in notes:
+        assert norms == pytest.approx(expected, rel=1e-4)
+
+
+class Adapted(nn.Module):
+    """A model and an adapter beside it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.added = nn.ParameterDict({"first": nn.Parameter(torch.ones(size)), "second": nn.Parameter(torch.ones(3))})
+
+    def forward(self) -> torch.Tensor:
+        first, second = self.added["first"], self.added["second"]
+        return (first * torch.arange(len(first))).sum() + second.square().sum()
+
+
+def added(s: Session, size: int) -> None:
+    """A model gets parameters between steps; the ranks' gradients of them differ."""
+    s.start(make_gpt(depth=2), units=None)
+    s.train(0)
+    s.model.adapter = Adapted(size)
+    optimizer = s.opt.adamw if s.reference else s.opt
+    optimizer.add_param_group({"params": list(s.model.adapter.parameters()), "lr": 1e-2, "weight_decay": 0.0})
+    s.initial |= {name: p.detach().clone() for name, p in s.model.named_parameters() if "adapter" in name}
+    for step in range(1, 4):
+        value = language_loss(step, s.size)
+        s.backward(lambda model, rank, value=value: value(model, rank) + (1 + rank) * model.adapter())
+        s.notes.append(float(nn.utils.clip_grad_norm_(s.model.parameters(), 0.1)))
+        s.step()
+
+
+@pytest.mark.parametrize("size", [12, 600])
+@pytest.mark.parametrize(("mesh", "schedule"), MESHES)
+def test_added_parameters_train_from_the_next_backward_on(ranks, mesh, schedule, size):
+    *notes, expected = check(ranks, added, mesh, schedule=schedule, size=size)
+    for norms in notes:
+        assert norms == pytest.approx(expected, rel=1e-4)
+
+
+AGREE = "a backward, or a step: ranks differ. Expected: the same parameters of AdamW that train. Rank 0 has: "
+
+
+@refused(AGREE + "'embedding.weight' of shape", "; rank 1 has: 'blocks.0.norm.weight'", name="embedding.weight")
+def frozen_on_one_rank(mesh: Any, name: str, others: str | None = "norm.weight") -> None:
+    s = Session(mesh, REPLICATED)
+    s.start(make_gpt(depth=1), units=None)
+    s.train(0)
+    chosen = name if rank_of(mesh) == 1 else others
+    if chosen is not None:
+        s.model.get_parameter(chosen).requires_grad_(False)
+    s.train(1)
+
+
+@refused(AGREE + "'extra.0' of shape (3,), whose values have the checksum ", "rank 2 has: 'extra.0'", what="values")
+@refused(AGREE + "'extra.0' of shape (3,), ", "rank 2 has: 'extra.1' of shape (3,), ", what="order")
+@refused(AGREE + "'extra.0' of shape (3,), ", "rank 2 has: 'extra.0' of shape (4,), ", what="shape")
+def added_differently_on_one_rank(mesh: Any, what: str) -> None:
+    s = Session(mesh, REPLICATED)
+    s.start(make_gpt(depth=1), units=None)
+    differs = rank_of(mesh) == 2
+    size, value = 3 + (differs and what == "shape"), 1.0 + (differs and what == "values")
+    extra = [nn.Parameter(torch.full((size,), value)) for _ in range(2)]
+    s.model.extra = nn.ParameterList(extra)
+    if not (differs and what == "number"):
+        s.opt.add_param_group({"params": extra[::-1] if differs and what == "order" else extra})
+    s.train(0)
+
+
+@refused("Muon: model: 'extra': expected a real dtype, got torch.complex64", later=False)
+@refused("add_param_group: params: 'extra': expected a real dtype, got torch.complex64", later=True)
+def complex_parameter(mesh: Any, later: bool) -> None:
+    model = make_gpt(depth=1)
+    extra = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    if not later:
+        model.extra = extra
+    s = Session(mesh, REPLICATED)
+    s.start(model, units=None)
+    model.extra = extra
+    s.opt.add_param_group({"params": [extra]})
+
+
+def sparse_gradient(mesh: Any) -> None:
+    model = make_gpt(depth=1)
+    model.embedding.sparse = True
+    s = Session(mesh, REPLICATED)
+    s.start(model, units=None)
+    s.train(0)
+
+
+@pytest.mark.parametrize(REFUSED, refused)
+def test_ranks_that_differ_are_told_so(ranks, program, options, words):
+    expect_refusal(ranks, program, options, words)
+
+
+@pytest.mark.cpu("the emulated device has no sparse tensors")
+def test_a_sparse_gradient_is_refused(ranks):
+    words = "the gradient of 'embedding.weight' is sparse. Expected: nn.Embedding(sparse=False)"
+    expect_refusal(ranks, sparse_gradient, {}, (words,))
+
+
+def differed(s: Session, name: str) -> None:
+    """Ranks freeze different parameters for one backward; its large gradients have been sent on some ranks alone."""
+    s.start(make_gpt(depth=1), units=None)
+    s.train(0)
+    if not s.reference:
+        other = s.model.get_parameter("norm.weight" if s.rank != 1 else name)
+        other.requires_grad_(False)
+        with pytest.raises(ValueError, match="ranks differ"):
+            s.backward(language_loss(1, s.size))
+        other.requires_grad_(True)
+        s.opt.zero_grad()
+    s.train(2)
+
+
+@pytest.mark.parametrize("name", ["embedding.weight", "head.weight", "blocks.0.norm.weight"])
+def test_training_goes_on_after_ranks_have_differed(ranks, name):
+    check(ranks, differed, schedule=REPLICATED, name=name)
+
+
+@pytest.mark.cpu("on devices the others go on, and wait in the step while the process of the rank that raised lives")
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [
+        (frozen_on_one_rank, {"name": "norm.weight", "others": None}),
+        (added_differently_on_one_rank, {"what": "number"}),
+    ],
+)
+def test_all_raise_if_a_rank_alone_freezes_or_adds_a_parameter(ranks, program, options):
+    """Not all ranks come to the agreement."""
+    begun = time.monotonic()
+    with pytest.raises(RankFailed) as failed:
+        ranks.run(program, (2, 2), **options)
+    told = [part for part in str(failed.value).split("--- rank ") if part.strip()]
+    assert len(told) == 4 and time.monotonic() - begun < 60
+    assert all("has issued the agreement on which parameters of AdamW train" in part for part in told)
+
+
+def in_fp64(s: Session) -> None:
+    model = make_gpt(depth=1)
+    model.norm.double()
+    model.norm.register_forward_hook(lambda module, args, x: x.float())
+    model.norm.register_forward_pre_hook(lambda module, args: (args[0].double(),))
+    s.start(model, units=None)
+    s.backward(language_loss(0, s.size))
+    s.notes.append(s.model.norm.weight.grad.clone())
+    s.step()
+
+
+def test_gradients_in_fp64_are_averaged_in_fp64(ranks):
+    """The mean of four values of fp32, computed in fp64, is mostly none of fp32."""
+    *notes, [expected] = check(ranks, in_fp64, schedule=REPLICATED)
+    for [gradient] in notes:
+        assert gradient.dtype == torch.float64
+        torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-8)
+        assert not torch.equal(gradient, gradient.float().double())
