@@ -149,7 +149,7 @@ def absorbed_percent(step_s: float, alone_s: float, work_s: float) -> float:
 def measured_rates(
     setting: Setting, model: _plan.Model, batch: int, replicated: bool
 ) -> tuple[list[_plan.Device], _plan.Network]:
-    """The device that a rank is to AdamW, that which it is to dmuon, and the network.
+    """The rates of a rank under AdamW, its rates under dmuon, and the network.
 
     gloo adds up more slowly than it gathers. AdamW has it add up, dmuon adds up what it has received.
     """

@@ -6,11 +6,57 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn as nn
 from dmuon._running.runtime import runtime_of
 from models import batch, loss_of, make_gpt, part
-from training import REPLICATED, dedicate
+from scenario import Session, check
+from training import AHEAD, REPLICATED, dedicate
 
 import dmuon
+
+MESHES = [((2, 2), REPLICATED), ((1, 4), AHEAD), ((3,), REPLICATED)]
+
+
+class Table(nn.Module):
+    """The last use of `table` in a forward, whose gradient comes first, may be its only one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(600))
+        self.blocks = nn.ModuleList(nn.Linear(12, 12, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, again: bool) -> torch.Tensor:
+        if again:
+            x = x * self.table[:12]
+        for block in self.blocks:
+            x = x + block(x)
+        return x * self.table[12:24]
+
+
+def late(s: Session, who: str, micro_steps: int) -> None:
+    """From the second step on gradients of some ranks come later than in the backward that has found the place."""
+    torch.manual_seed(0)
+    s.start(Table(), units=None)
+    for step in range(4):
+        for micro_step in range(micro_steps):
+            seed = 100 * step + 10 * micro_step
+
+            def loss(model: nn.Module, rank: int, step: int = step, seed: int = seed) -> torch.Tensor:
+                x = torch.randn(4, 12, generator=torch.Generator().manual_seed(seed + rank))
+                return model(x, again=step > 0 and (who == "all" or rank == 1)).square().mean()
+
+            s.backward(loss)
+        s.clip(0.5)
+        s.step()
+
+
+@pytest.mark.parametrize("micro_steps", [1, 2])
+@pytest.mark.parametrize("who", ["one", "all"])
+@pytest.mark.parametrize(("mesh", "schedule"), MESHES)
+def test_a_gradient_that_comes_after_its_message_counts_in_the_mean(ranks, mesh, schedule, who, micro_steps):
+    *notes, expected = check(ranks, late, mesh, schedule=schedule, who=who, micro_steps=micro_steps)
+    for norms in notes:
+        assert norms == pytest.approx(expected, rel=1e-4)
 
 
 def sent_at(mesh: Any, num_models: int, averages: bool) -> list[list[tuple[str, int]]]:

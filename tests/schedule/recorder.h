@@ -40,9 +40,10 @@ class Recorder : public Performer {
   std::optional<Kind> throws_on;
   std::vector<Dependency> after;  // of the newest operation
 
- private:
+ protected:
   void add(const std::string& what) { text_ += (text_.empty() ? "" : ", ") + what; }
 
+ private:
   std::string text_;
 };
 

@@ -23,6 +23,7 @@ from dmuon._setup.slices import local_part
 
 LARGE = 2**18  # elements of a gradient that is a message of its own
 _NEVER = 2**31 - 1  # more triggers than any backward crosses
+_TRAINS = 2.0**-12  # counts a rank on which a parameter trains but has no gradient: all ranks together are below 1
 _IS_MEAN = "_dmuon_is_mean"  # a mark on a gradient
 
 
@@ -33,11 +34,11 @@ class _Backward:
     parameters: list[torch.Tensor] = dataclasses.field(default_factory=list)  # in one order on all ranks
     large: list[torch.Tensor] = dataclasses.field(default_factory=list)  # not sent yet; the last one is next
     came: dict[torch.Tensor, int] = dataclasses.field(default_factory=dict)  # after so many triggers
-    came_again: set[torch.Tensor] = dataclasses.field(default_factory=set)  # after they were sent
+    late: dict[torch.Tensor, torch.Tensor] = dataclasses.field(default_factory=dict)  # what came after it was sent
     has: dict[torch.Tensor, bool] = dataclasses.field(default_factory=dict)  # of those sent: this rank has a gradient
     means: dict[torch.Tensor, torch.Tensor] = dataclasses.field(default_factory=dict)  # [elements], in messages
     works: list[Any] = dataclasses.field(default_factory=list)  # of all messages
-    present: torch.Tensor | None = None  # [parameters]: how many ranks have a gradient; None if this one has all
+    present: torch.Tensor | None = None  # [parameters] ranks with a gradient, see _TRAINS; None: this one has all
     raised: bool = False
     places: torch.Tensor | None = None  # of the large ones, if they are to be found
 
@@ -51,17 +52,17 @@ class PlainGradients:
 
     NCCL wants one order of all messages on all ranks. So a large one has a *place* between the engine's operations: the
     number of triggers that the backward has crossed when it has come on all ranks. One backward finds the places. In
-    later ones a message leaves when its gradient has come after that many triggers, or before the next trigger.
+    later ones a message leaves before the backward crosses the next trigger, whether its gradient has come or not.
 
     Other gradients are *open*: of `no_sync`, of a backward that is no pass of the engine, those that come a second
     time in one backward or after their messages, and assigned ones. The next backward averages them too, or the
-    step's agreement; after that a backward may find places anew. A mean does not change by that. If `start` made no
+    step's agreement. A mean does not change by that, and what came late is added to the mean before. If `start` made no
     group, because no parameter was plain then, all are open, and the first average makes it.
 
     On a device the host waits in each backward in which this rank lacks a gradient.
     """
 
-    _models: ClassVar[dict[tuple[int, ...], weakref.WeakSet[PlainGradients]]] = {}  # that live, by their ranks
+    _models: ClassVar[weakref.WeakSet[PlainGradients]] = weakref.WeakSet()  # that live
 
     def __init__(
         self, model: nn.Module, parameters: Iterable[torch.Tensor], dedication: Dedication, engine: _C.Engine
@@ -78,9 +79,8 @@ class PlainGradients:
         self._places: dict[torch.Tensor, int] | None = None  # of large ones; None: the next backward finds them
         self._num_averages = 0
         self.made: list[torch.Tensor] = []  # gradients that this rank lacked, since the last clear()
-        live = self._models.setdefault(ranks.by_slot, weakref.WeakSet())
-        live.add(self)
-        for gradients in live:
+        self._models.add(self)
+        for gradients in self._models:
             gradients._places = None  # a backward may go through several, see _send_places
         if self._group is not None:
             self._listen()
@@ -101,7 +101,7 @@ class PlainGradients:
 
     def add(self, parameters: Iterable[torch.Tensor], is_agreed: bool) -> None:
         """Adds the plain parameters of a group of AdamW's. `is_agreed` is as for `PlainParameters.add`."""
-        arrived = weakref.WeakMethod(self._arrived)
+        arrives, arrived = weakref.WeakMethod(self._arrives), weakref.WeakMethod(self._arrived)
         for parameter in parameters:
             if parameter in self._added or self._ranks.num_slots == self._scale == 1:
                 continue
@@ -114,13 +114,15 @@ class PlainGradients:
                 # micro-steps, norms and momentum all have one size.
                 if self._scale != 1:
                     parameter.register_hook(functools.partial(torch.mul, other=self._scale))
+                of = weakref.ref(parameter)
+                parameter.register_hook(lambda gradient, of=of: _call(arrives, of(), gradient))
                 parameter.requires_grad_(is_trainable)
 
     def has_open(self) -> bool:
         """True if this rank has open gradients."""
         if self._ranks.num_slots == 1:
             return False
-        gradients = (p.grad for p in self._added)
+        gradients = (parameter.grad for parameter in self._added)
         return self._is_open or any(g is not None and not hasattr(g, _IS_MEAN) for g in gradients)
 
     def average(self) -> None:
@@ -129,29 +131,34 @@ class PlainGradients:
             self._group = slots_group(self._ranks)
             self._listen()
         places, self._places = self._places, {}  # what is open now is of no backward
-        self.send()
-        self.finish()
-        self._num_averages += 1
-        finds_anew = self._num_averages.bit_count() == 1  # ever more rarely: most open gradients have another reason
-        self._places = None if finds_anew else places
+        try:
+            self.send()
+            self.finish()
+        finally:
+            self._num_averages += 1
+            finds_anew = self._num_averages.bit_count() == 1  # ever more rarely: most are open for another reason
+            self._places = None if finds_anew else places
 
     @torch.no_grad()
     def send(self, raised: bool = False) -> None:
         """Sends what a backward has not sent yet: zeros if it has raised.
 
-        Waits for other ranks only if others train since the last time. Raises as `PlainParameters.agree`.
+        Waits for other ranks only if a parameter begins to train. Raises as `PlainParameters.agree`.
         """
-        self._send_early(self._engine.num_crossed())  # what other ranks have sent by now, whatever the agreement says
-        backward, self._backward = self._backward, None
-        assert backward is not None
+        backward, self._backward = self._backward or self._begin(), None
         backward.raised = raised
         try:
             if self._added.agree():
                 self._list(backward)
-        except ValueError:  # on all ranks, so what was sent comes
+                self._places = None
+            self._send_rest(backward)
+        except ValueError:  # on all ranks, so the messages that were sent come
+            self._is_open = True
             self._wait_for(backward)
             raise
         self._backward = backward
+
+    def _send_rest(self, backward: _Backward) -> None:
         while backward.large:
             self._send_large(backward, backward.large.pop())
         if not backward.parameters:
@@ -159,15 +166,15 @@ class PlainGradients:
         small = [parameter for parameter in backward.parameters if parameter not in backward.means]
         dtype = self._dtype_of(small)
         pieces = [self._values(backward, parameter, dtype) for parameter in small]
-        has = [backward.has[parameter] for parameter in backward.parameters]
-        like = local_part(backward.parameters[0])
-        present = like.new_ones(len(has), dtype=dtype) if all(has) else like.new_tensor(has, dtype=dtype)
+        has = [1.0 if backward.has[p] else _TRAINS * p.requires_grad for p in backward.parameters]
+        has_all, like = min(has) == 1, local_part(backward.parameters[0])
+        present = like.new_ones(len(has), dtype=dtype) if has_all else like.new_tensor(has, dtype=dtype)
         message = torch.cat([present, *pieces])
         present, *pieces = message.split([len(has), *map(len, pieces)])
         message[len(has) :].div_(self._ranks.num_slots)
         backward.works.append(dist.all_reduce(message, group=self._group, async_op=True))
         # Only a rank that lacks a gradient reads from the device which ones exist: reading waits for the device.
-        backward.present = None if all(has) else present
+        backward.present = None if has_all else present
         backward.means |= zip(small, pieces, strict=True)
         if self._places is None:
             self._send_places(backward)
@@ -178,6 +185,8 @@ class PlainGradients:
         backward, self._backward = self._backward, None
         assert backward is not None
         self._wait_for(backward)
+        present = [1.0] * len(backward.parameters) if backward.present is None else backward.present.tolist()
+        self._added.drop(p for p, ranks in zip(backward.parameters, present, strict=True) if ranks == 0)
         if backward.places is not None:
             found = zip(_large_of(backward.parameters), backward.places.tolist(), strict=True)
             self._places = {parameter: place for parameter, place in found if 0 <= place < _NEVER}
@@ -185,10 +194,11 @@ class PlainGradients:
         if backward.raised:
             self._is_open = True
             return
-        present = [True] * len(backward.parameters) if backward.present is None else backward.present.tolist()
-        for parameter, anywhere in zip(backward.parameters, present, strict=True):
-            if anywhere and parameter not in backward.came_again:
+        for parameter, ranks in zip(backward.parameters, present, strict=True):
+            if ranks >= 1 or parameter in backward.late:
                 self._give(parameter, backward.means[parameter])
+        for parameter, late in backward.late.items():
+            parameter.grad = local_part(parameter.grad).add(late)  # unmarked, so that it is averaged
 
     def _wait_for(self, backward: _Backward) -> None:
         if backward.works:
@@ -217,6 +227,12 @@ class PlainGradients:
         in_order = sorted(reversed(_large_of(backward.parameters)), key=lambda p: places.get(p, _NEVER))
         backward.large = [parameter for parameter in reversed(in_order) if parameter not in backward.means]
 
+    def _arrives(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Notes a gradient that autograd is about to accumulate, if it comes after the parameter's message."""
+        if (backward := self._backward) is not None and parameter in backward.means:
+            earlier = backward.late.get(parameter)
+            backward.late[parameter] = gradient.detach().clone() if earlier is None else earlier + gradient.detach()
+
     def _arrived(self, parameter: torch.Tensor) -> None:
         """Notes that autograd has accumulated a gradient."""
         creates_graph = torch.is_grad_enabled()
@@ -225,33 +241,25 @@ class PlainGradients:
             self._engine.forget_verdict()
             return
         backward = self._backward or self._begin()
-        if parameter in backward.means:
-            backward.came_again.add(parameter)
+        if parameter in backward.late:
             self._is_open = True
-            return
-        num_crossed = self._engine.num_crossed()
-        backward.came[parameter] = num_crossed
-        while backward.large and backward.large[-1] in backward.came and self._is_due(backward.large[-1], num_crossed):
-            self._send_large(backward, backward.large.pop())
-
-    def _is_due(self, parameter: torch.Tensor, num_crossed: int) -> bool:
-        return (self._places or {}).get(parameter, _NEVER) <= num_crossed
+        backward.came[parameter] = self._engine.num_crossed()
 
     def _send_early(self, num_crossed: int) -> None:
-        backward = self._backward or self._begin()
-        while backward.large and self._is_due(backward.large[-1], num_crossed):
+        backward, places = self._backward or self._begin(), self._places or {}
+        while backward.large and places.get(backward.large[-1], _NEVER) <= num_crossed:
             self._send_large(backward, backward.large.pop())
 
     def _send_places(self, backward: _Backward) -> None:
         """Finds places, with the last message of a backward.
 
-        There are none while several models of these ranks live: ranks may order two models' messages differently.
+        There are none while other models with some of these ranks live: ranks may order their messages differently.
         """
         large = _large_of(backward.parameters)
         if not large:
             return
         gc.collect()  # models that nobody has any more
-        is_alone = len(self._models[self._ranks.by_slot]) == 1
+        is_alone = sum(not set(self._ranks.by_slot).isdisjoint(other._ranks.by_slot) for other in self._models) == 1
         places = [backward.came.get(parameter, -1) if is_alone else _NEVER for parameter in large]
         backward.places = local_part(large[0]).new_tensor(places, dtype=torch.int32)
         backward.works.append(dist.all_reduce(backward.places, dist.ReduceOp.MAX, group=self._group, async_op=True))

@@ -18,9 +18,10 @@ from dmuon._setup.ranks import Ranks
 
 
 class PlainParameters:
-    """Every rank has them whole, in one order. The gradients of those that train travel, alike on all ranks.
+    """The plain parameters of AdamW's groups, in one order on all ranks. The gradients of those that train travel.
 
-    Iterating goes through all of them, in the order of the groups.
+    Iterating goes through all of them. If ranks freeze different parameters, those that train on any rank go on
+    travelling, and missing gradients count as zeros.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, engine: _C.Engine) -> None:
@@ -35,29 +36,38 @@ class PlainParameters:
         return parameter in self._all
 
     def add(self, parameter: torch.Tensor, is_agreed: bool) -> None:
-        """Adds one. If all ranks are known to have it, with the same values, its gradient may travel at once."""
+        """Adds a parameter. Its gradient may travel at once if all ranks are known to have it with the same values."""
         self._all[parameter] = is_agreed
         if is_agreed and parameter.requires_grad:
             self.travelling[parameter] = None
 
     def agree(self) -> bool:
-        """Lets other parameters travel, if others train since the last agreement. Returns whether. Then collective.
+        """Lets parameters travel that have begun to train. Collective if there are any.
+
+        Returns:
+            True if there are any.
 
         Raises:
-            ValueError: on all ranks, if ranks train different ones, or some that were added have other values.
-            RuntimeError: ranks alone are here; from the watch.
+            ValueError: on all ranks, if other parameters train on another rank, or some have begun with other values.
+            RuntimeError: not all ranks are here; from the watch.
         """
-        now = [p for p in self._all if p.requires_grad or p.grad is not None]  # the optimizer reads all gradients
-        if len(now) == len(self.travelling) and all(map(self.travelling.__contains__, now)):
+        # AdamW reads the gradients of frozen parameters too.
+        now = [p for p in self._all if p in self.travelling or p.requires_grad or p.grad is not None]
+        if len(now) == len(self.travelling):
             return False
         with (
             blocking_message(self._engine, "the agreement on which parameters of AdamW train", self._ranks),
             agreement(self._ranks, "a backward, or a step", "the same parameters of AdamW that train") as facts,
         ):
             facts += self._described(now)
-        self._all = dict.fromkeys(self._all, True)
         self.travelling = dict.fromkeys(now)
+        self._all.update(dict.fromkeys(now, True))
         return True
+
+    def drop(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Lets gradients travel no more of parameters that are frozen on all ranks and have no gradient."""
+        for parameter in parameters:
+            self.travelling.pop(parameter, None)
 
     def name_of(self, parameter: torch.Tensor) -> str:
         """Returns its name in the model, for messages."""
@@ -71,6 +81,8 @@ class PlainParameters:
 
     def _described(self, parameters: Sequence[torch.Tensor]) -> Iterator[str]:
         for name, parameter in zip(self._names(parameters), parameters, strict=True):
+            if parameter.is_complex():
+                raise ValueError(f"dmuon: {name}: expected a real dtype, got {parameter.dtype}")
             line = f"{name} of shape {tuple(parameter.shape)}"
             if not self._all[parameter] and not isinstance(parameter, DTensor):  # whose ranks may have other slices
                 line += f", whose values have the checksum {int(checksum(parameter)):016x}"

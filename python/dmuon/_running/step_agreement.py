@@ -107,8 +107,8 @@ class StepAgreement:
                 found = self._agree(digest, problem)
                 self.had_open_gradients = found.has_open_gradients
                 if found.has_open_gradients and not problem:
+                    self.engine.forget_verdict()  # also where averaging raises
                     self.plain.average()
-                    self.engine.forget_verdict()
                     found = self._agree(digest, problem)
                 if not problem:
                     self._check_copies(found)

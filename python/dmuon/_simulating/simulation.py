@@ -99,7 +99,7 @@ class Simulation:
         return f"{title}, {self.cluster.tokens} tokens a device and step, {self.cluster.device.description}, predicted"
 
     def task_text(self, with_mesh: bool = True) -> str:
-        """Returns lines: model and mesh, device and network, costs; and what holds of replicated weights."""
+        """Returns lines: model and mesh, device and network, costs, and a note on replicated weights."""
         title = self.title if with_mesh else self.title.rpartition(" on ")[0]
         network = self.cluster.network
         rate = f"{network.gb_per_s:g} GB/s each way {'a device' if network.per_device else 'a node'}"

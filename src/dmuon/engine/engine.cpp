@@ -92,6 +92,11 @@ bool Engine::end_failed_backward() {
   return true;
 }
 
+void Engine::set_sync(bool sync) {
+  end_failed_backward();  // by the schedule with which it began
+  resolver_.set_sync(sync);
+}
+
 void Engine::settle_step() {
   executor_.profile().set_phase(Phase::kStep);
   settle();
@@ -294,13 +299,13 @@ void Engine::end_backward() {
   backward_.reset();
   open_uses_.forget_backwards();
   resolver_.end_backward();
+  has_second_order_ &= keeps_graph();
+  host_sums_.end_backward(averages);
+  give_placeholder_gradients();
   if (averages) {
     others_.send(/*raised=*/false);
     others_.finish();
   }
-  has_second_order_ &= keeps_graph();
-  host_sums_.end_backward(averages);
-  give_placeholder_gradients();
   mesh().watch->enter("");
 }
 

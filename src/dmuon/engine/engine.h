@@ -82,7 +82,7 @@ class Engine : private schedule::Performer {
 
   const layout::Parameters& parameters() const { return executor_.parameters(); }
   const layout::Leaves& leaves() const { return executor_.leaves(); }
-  // Without tensor parallelism there are no slices, and their group is null.
+  /// Without tensor parallelism there are no slices, and their group is null.
   const wire::SlicedParameters& sliced() const { return executor_.sliced(); }
   wire::Group* slices() {
     return mesh().tensor_parallel ? &mesh().tensor_parallel->slices : nullptr;
@@ -206,7 +206,7 @@ class Engine : private schedule::Performer {
 
   /// False, under no_sync: gradients of the next backwards stay at the column members. Equal on all
   /// ranks.
-  void set_sync(bool sync) { resolver_.set_sync(sync); }
+  void set_sync(bool sync);
 
   /// Clears a leaf's accumulated gradient: it has none any more.
   void clear_gradient(core::LeafIndex leaf);

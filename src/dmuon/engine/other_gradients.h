@@ -14,7 +14,7 @@ struct OtherGradients {
   /// Issues messages that have a place between the operations of the pass.
   /// @param num_crossed  triggers that the pass has crossed.
   std::function<void(int num_crossed)> send_early = [](int) {};
-  /// Issues all others; waits for no other rank.
+  /// Issues all others. Waits for other ranks only where all have to agree first.
   /// @param raised  true if the backward has. Then its gradients are lost.
   std::function<void(bool raised)> send = [](bool) {};
   std::function<void()> finish = [] {};  ///< waits for them

@@ -41,8 +41,8 @@ class Rates {
   bool direct_;  // members send to each other without a ring
 };
 
-/// A sum over all slots, where every slot has all values: how many bytes it sends along an axis,
-/// for each byte of a sum along that axis. NCCL's rings go along rows and columns; gloo has one
+/// A sum over all slots, where every slot has all values: how many bytes it sends along an axis, for
+/// each byte of a sum along that axis. NCCL is taken to sum along rows, then columns; gloo has one
 /// ring, through all ranks.
 double ring_factor(const plan::Plan& plan, layout::Axis axis);
 

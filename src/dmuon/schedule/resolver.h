@@ -22,8 +22,8 @@ class Performer {
   /// before the trigger's operations. May throw.
   virtual void compare(const std::optional<Trigger>& trigger) = 0;
 
-  /// Says how many triggers a backward outside of no_sync has crossed, before it crosses the next.
-  /// What is issued here has the same place between operations on every rank.
+  /// A backward outside of no_sync, which has crossed so many triggers, is about to cross the next.
+  /// What is issued here has the same place between operations on every rank. May throw.
   virtual void before_crossing(int /*num_crossed*/) {}
 
   /// Runs the operation. Everything that it needs has been performed before. May throw.
