@@ -151,10 +151,26 @@ MESH_NAMES = {
     ("shard", "replicate"): "'shard' as replicate and 'replicate' as shard",
     ("dp_shard", "dp_replicate"): "'dp_shard' as replicate and 'dp_replicate' as shard",
     ("dp_replicate", "dp_shard_cp"): None,
-    ("dp", "tp"): None,
+    ("dp_replicate", "dp_shard"): None,
     ("replicate",): "'replicate' as shard",
     ("dp",): None,
 }
+
+
+def refused_names(mesh: Any) -> list[str]:
+    found = []
+    for names in [("dp", "tp"), ("pp", "dp"), ("data", "tensor_parallel")]:
+        with pytest.raises(ValueError, match="expected the data-parallel part of the mesh") as error:
+            named = DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names)
+            dmuon.dedicate_params(nn.Linear(4, 4), named)
+        found.append(str(error.value))
+    return found
+
+
+def test_a_mesh_with_a_dimension_of_another_parallelism_is_refused(ranks):
+    for found in ranks.run(refused_names, (2, 2)):
+        for name, error in zip(["tp", "pp", "tensor_parallel"], found, strict=True):
+            assert error.endswith(f"got one with the dimension '{name}'")
 
 
 def said_of_names(mesh: Any) -> list[list[str]]:

@@ -228,7 +228,7 @@ def check_error(case: Case, error: dict[str, Any], who: str) -> None:
         return
     assert "RuntimeError" in error["kinds"], f"{who}: {error}"
     assert re.search(f"{OURS}|{THEIRS}", error["message"]), f"{who}: {error}"
-    if re.search(OURS, error["message"]):
+    if re.search(OURS, error["message"]) and "Reported: dmuon" not in error["message"]:  # a message of Python's
         absent_ranks(error["message"])
 
 

@@ -139,8 +139,10 @@ def test_the_whole_chain_is_tried(configure):
     run, tools = configure
     found, commands = run()
     assert found == {"NVCC": str(tools["nvcc"]), "OLDER_PTXAS": str(tools["ptxas"]), "WHY_NO_KERNELS": ""}
-    assert "nvcc -ptx -arch=compute_80" in commands and "ptxas -O3 -arch=sm_80" in commands
-    assert "nvcc -cubin -gencode=arch=compute_120,code=sm_120" in commands and "image3=kind=elf,sm=80,file=" in commands
+    assert "nvcc -c -ptx -arch=compute_80" in commands and "ptxas -O3 -arch=sm_80" in commands
+    assert (
+        "nvcc -c -cubin -gencode=arch=compute_120,code=sm_120" in commands and "image3=kind=elf,sm=80,file=" in commands
+    )
 
 
 @needs_cmake
@@ -149,7 +151,9 @@ def test_an_older_ptxas_that_refuses_the_ptx_is_not_used(configure):
     tools["ptxas"].write_text("#!/bin/sh\necho \"Unsupported .version 8.7; current version is '8.4'\"; exit 255\n")
     found, commands = run()
     assert found == {"NVCC": str(tools["nvcc"]), "OLDER_PTXAS": "", "WHY_NO_KERNELS": ""}
-    assert "nvcc -cubin -gencode=arch=compute_80,code=sm_80" in commands and "image3=kind=elf,sm=120,file=" in commands
+    assert (
+        "nvcc -c -cubin -gencode=arch=compute_80,code=sm_80" in commands and "image3=kind=elf,sm=120,file=" in commands
+    )
 
 
 @needs_cmake

@@ -35,7 +35,8 @@ class Verification:
         update: difference of a Muon update in the iteration's dtype from plain fp32. Expect that dtype's rounding.
         routing_tolerance: eight times the reduce dtype's epsilon.
         update_tolerance: depends on the iteration's dtype: 0.001 in fp32, 0.03 in fp16, 0.2 in bf16. With the rule
-            "adamuon" twice the root of this, because its elements near 0 turn whole signs by their rounding.
+            "adamuon", or with `cautious_weight_decay`, twice the root of this, because the sign of elements near 0
+            turns by their rounding.
     """
 
     publication: float
@@ -118,7 +119,7 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
     reduced = [dtypes_of(policy, p.dtype)[1] for p in runtime.placeholders]
     groups = [group for group in opt.param_groups if group["algorithm"] == "muon"]
     tolerances = [_UPDATE_TOLERANCE[group["ns_dtype"] or _C.default_ns_dtype(runtime.device)] for group in groups]
-    turns_signs = any(rule_of(group) == "adamuon" for group in groups)
+    turns_signs = any(rule_of(group) == "adamuon" or group.get("cautious_weight_decay") for group in groups)
     return Verification(
         *publication,
         *routing,

@@ -198,7 +198,7 @@ class PlainGradients:
             if ranks >= 1 or parameter in backward.late:
                 self._give(parameter, backward.means[parameter])
         for parameter, late in backward.late.items():
-            parameter.grad = local_part(parameter.grad).add(late)  # unmarked, so that it is averaged
+            parameter.grad = late.add_(backward.means[parameter].view(late.shape))  # unmarked, so that it is averaged
 
     def _wait_for(self, backward: _Backward) -> None:
         if backward.works:

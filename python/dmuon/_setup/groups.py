@@ -65,7 +65,10 @@ def slices_group(ranks: Ranks) -> dist.ProcessGroup | None:
 
 def slots_group(ranks: Ranks) -> dist.ProcessGroup | None:
     """Returns the group of one rank of each slot, which no lane uses, or None for one rank alone."""
-    return _group("slots", ranks.by_slot, ranks, host=False)
+    is_new, group = made_slots_group(ranks) is None, _group("slots", ranks.by_slot, ranks, host=False)
+    if is_new and group is not None and (known := _engine_groups.get(_engine_key(ranks))) is not None:
+        known[0].add_other(_other(group, "slots", ranks))
+    return group
 
 
 def made_slots_group(ranks: Ranks) -> dist.ProcessGroup | None:
@@ -101,7 +104,7 @@ def process_groups(ranks: Ranks) -> tuple[dist.ProcessGroup | None, ...]:
 def engine_groups(ranks: Ranks) -> _C.SharedMesh:
     """Returns what models on one mesh share. Waits for no rank once `process_groups` was called."""
     groups = row, column, down, slices, host_row, host_column, host_slices, everyone = process_groups(ranks)
-    key = (ranks.slot, *map(id, groups))
+    key = _engine_key(ranks)
     if key not in _engine_groups:
 
         def over(
@@ -119,10 +122,6 @@ def engine_groups(ranks: Ranks) -> _C.SharedMesh:
             host_row=over(host_row, "row over the host", ranks.row, "cpu"),
             host_column=over(host_column, "column over the host", ranks.column, "cpu"),
             everyone=over(everyone, "mesh", ranks.everyone, "cpu"),
-            framework=[
-                _C.Group(group, f"framework {number}", group.rank(), group.size(), ranks.device_type)
-                for number, group in enumerate(_framework_groups(ranks))
-            ],
             tensor_parallel=_C.TensorParallel(
                 over(slices, "slices", ranks.slot_members, ranks.device_type),
                 over(host_slices, "slices over the host", ranks.slot_members, "cpu"),
@@ -130,11 +129,21 @@ def engine_groups(ranks: Ranks) -> _C.SharedMesh:
             if ranks.tensor_parallel > 1
             else None,
         )
+        for number, group in enumerate(_other_groups(ranks)):
+            made.add_other(_other(group, f"other {number}", ranks))
         _engine_groups[key] = made, groups, ranks
     return _engine_groups[key][0]
 
 
-def _framework_groups(ranks: Ranks) -> list[dist.ProcessGroup]:
+def _engine_key(ranks: Ranks) -> tuple[int, ...]:
+    return ranks.slot, *map(id, process_groups(ranks))
+
+
+def _other(group: dist.ProcessGroup, name: str, ranks: Ranks) -> _C.Group:
+    return _C.Group(group, name, group.rank(), group.size(), ranks.device_type)
+
+
+def _other_groups(ranks: Ranks) -> list[dist.ProcessGroup]:
     """Returns the groups in which a host may wait outside of the engine, for FSDP2, DTensor, gradients or buffers."""
     groups = [*ranks.mesh_groups]
     if ranks.tensor_mesh is not None:

@@ -39,16 +39,17 @@ void init_wire(py::module_& module) {
 
   py::class_<SharedMesh>(module, "SharedMesh")
       .def(py::init([](Group row, Group column, Group host_row, Group host_column, Group everyone,
-                       std::vector<Group> framework,
                        std::optional<wire::TensorParallel> tensor_parallel) {
-             return SharedMesh{{std::move(row), std::move(column)},
-                               {std::move(host_row), std::move(host_column)},
-                               std::move(everyone),
-                               std::move(framework),
-                               std::move(tensor_parallel)};
+             return SharedMesh{.along = {std::move(row), std::move(column)},
+                               .host = {std::move(host_row), std::move(host_column)},
+                               .everyone = std::move(everyone),
+                               .tensor_parallel = std::move(tensor_parallel)};
            }),
            py::arg("row"), py::arg("column"), py::arg("host_row"), py::arg("host_column"),
-           py::arg("everyone"), py::arg("framework"), py::arg("tensor_parallel"))
+           py::arg("everyone"), py::arg("tensor_parallel"))
+      .def(
+          "add_other", [](SharedMesh& mesh, Group group) { mesh.others->add(std::move(group)); },
+          py::arg("group"))
       .def("look_away", &SharedMesh::look_away)
       .def("failure", [](const SharedMesh& mesh) { return mesh.watch->failure(); })
       .def(

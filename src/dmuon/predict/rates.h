@@ -41,9 +41,9 @@ class Rates {
   bool direct_;  // members send to each other without a ring
 };
 
-/// A sum over all slots, where every slot has all values: how many bytes it sends along an axis, for
-/// each byte of a sum along that axis. NCCL is taken to sum along rows, then columns; gloo has one
-/// ring, through all ranks.
+/// A sum over all slots, where every slot has all values: how many bytes it sends along an axis,
+/// for each byte of a sum along that axis. NCCL is taken to sum along rows, then columns; gloo has
+/// one ring, through all ranks.
 double ring_factor(const plan::Plan& plan, layout::Axis axis);
 
 /// The time of a unit's forward: its matrices, its attention, and the output head's in the last

@@ -42,6 +42,16 @@ void Turn::keep(const void* holder, std::shared_ptr<void> last) {
   if (holder_ == holder) kept_ = std::move(last);
 }
 
+void OtherGroups::add(Group group) {
+  const std::scoped_lock lock(mutex_);
+  groups_.push_back(std::move(group));
+}
+
+std::vector<Group> OtherGroups::all() const {
+  const std::scoped_lock lock(mutex_);
+  return groups_;
+}
+
 void OnDevice::add(watch::Stuck operation, Event done, c10::Device device) {
   const std::scoped_lock lock(mutex_);
   device_ = device;
@@ -70,11 +80,12 @@ std::shared_ptr<watch::Watch> SharedMesh::watch_over() {
       std::make_shared<watch::Watch>(everyone.store(), everyone.rank(), everyone.size(), give_up);
   watch::Watch::Outside outside;
   outside.give_up = [along = along, host = host, slices, all = everyone,
-                     framework = framework](const std::string& why) mutable {
-    give_up_all({along.values, host.values, slices, {&all, 1}, framework}, why);
+                     others = others](const std::string& why) mutable {
+    std::vector<Group> more = others->all();
+    give_up_all({along.values, host.values, slices, {&all, 1}, more}, why);
     // The host may wait for a message that Python has sent in one of these.
     for (const std::span<Group> some :
-         std::initializer_list<std::span<Group>>{along.values, slices, framework}) {
+         std::initializer_list<std::span<Group>>{along.values, slices, {&all, 1}, more}) {
       for (Group& group : some) group.close_connections();
     }
   };

@@ -77,6 +77,18 @@ class OnDevice {
   std::optional<c10::Device> device_;
 };
 
+/// Groups in which the engine sends nothing, and the host may wait: the mesh's own, which FSDP2
+/// uses, those of tensor parallelism, of AdamW's gradients and of buffers. Thread-safe.
+class OtherGroups {
+ public:
+  void add(Group group);
+  std::vector<Group> all() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<Group> groups_;
+};
+
 /// This rank's tensor-parallel group: the ranks that have the other slices of its parameters.
 struct TensorParallel {
   Group slices;  ///< carries slices of directions and updates
@@ -96,10 +108,8 @@ struct SharedMesh {
   layout::PerAxis<Group> along;  ///< this rank's row and column; they carry weights and gradients
   layout::PerAxis<Group> host;   ///< the same ranks; they carry words in host memory
   Group everyone;                ///< all, in host memory; the watch uses its store
-  /// Groups in which the engine sends nothing, and the host may wait: the mesh's own, which FSDP2
-  /// uses, those of tensor parallelism and of buffers. If the host waits outside of dmuon in vain,
-  /// or its device too long, they are given up too.
-  std::vector<Group> framework = {};
+  /// If the host waits outside of dmuon in vain, or its device too long, these are given up too.
+  std::shared_ptr<OtherGroups> others = std::make_shared<OtherGroups>();
   std::optional<TensorParallel> tensor_parallel = {};
   std::shared_ptr<Lanes> lanes = std::make_shared<Lanes>();
   std::shared_ptr<Turn> turn = std::make_shared<Turn>();
@@ -129,8 +139,8 @@ struct SharedMesh {
   /// a rank that failed ends, and its peers raise, before any timeout. A no-op in a forked child.
   void leave(std::chrono::milliseconds grace);
 
-  /// Call this after a failure, when another training begins on these ranks. `framework` is that
-  /// training's from now on: it is not given up any more.
+  /// Call this after a failure, when another training begins on these ranks. `others` are that
+  /// training's from now on: they are not given up any more.
   void look_away() { watch->look_away(); }
 
  private:
