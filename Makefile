@@ -40,7 +40,7 @@ test: setup ## C++ tests, and Python tests: of costly ones a case in SHARE= (5),
 
 # Parts of `test`, which build nothing.
 test-python:
-	@$(ENV) OMP_WAIT_POLICY=passive python -m pytest -n 2 --dist loadgroup --share $(SHARE) $(ARGS)
+	@$(ENV) OMP_WAIT_POLICY=passive python -m pytest -n 3 --dist loadgroup --share $(SHARE) $(ARGS)
 
 test-cpp:
 	@$(ENV) ctest --test-dir build/release -j2 --output-on-failure --no-tests=error

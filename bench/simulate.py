@@ -204,7 +204,7 @@ def compare(setting: Setting, options: Any) -> dict[str, Any]:
         name: _plan.predict(plan, model, device, network, num_tokens, predicted_as, 1e3 * sum_s)
         for name, device, predicted_as in zip(pair, devices, ("AdamW", "dmuon"), strict=True)
     }
-    summary = summarise(measure(contenders, options, setting.cluster), 1 + options.steps)
+    summary = summarise(measure(contenders, options, setting.cluster), 1 + options.steps, base)
     with dmuon.profile(contenders[own].model) as profile:
         contenders[own].train(1 + options.rounds * options.steps)
     rows = {f"{LABELS[name]}, step": row_of(steps[name].step_ms, summary[name]["step_ms"], "ms") for name in pair}

@@ -1,4 +1,4 @@
-"""Where messages of large gradients that no fully_shard manages have their place between the engine's operations."""
+"""Messages of large gradients that no fully_shard manages have one place between operations on all ranks."""
 
 from __future__ import annotations
 

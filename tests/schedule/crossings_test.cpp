@@ -16,7 +16,7 @@ class CrossingRecorder : public Recorder {
 
 class CrossingsTest : public ResolverTest {
  protected:
-  /// What one rank's third step brings, whose backward uses these units.
+  /// Returns what a rank issues in its third step, whose backward uses these units.
   static std::string third_step(const std::vector<UnitIndex>& units, bool sync = true) {
     CrossingRecorder recorder;
     Resolver resolver(three_units(2, 2), {}, batches_of({{0}, {1}, {2}}), &recorder);
@@ -36,7 +36,7 @@ class CrossingsTest : public ResolverTest {
   }
 };
 
-// What a performer issues before a crossing has one place between operations on all ranks.
+// So a performer may issue messages of its own before a crossing.
 TEST_F(CrossingsTest, ComeBetweenTheSameOperationsOnARankThatSkipsUnits) {
   const std::string all = third_step({kC, kB, kA});
   std::size_t place = 0;

@@ -23,7 +23,7 @@ class Performer {
   virtual void compare(const std::optional<Trigger>& trigger) = 0;
 
   /// A backward outside of no_sync, which has crossed so many triggers, is about to cross the next.
-  /// What is issued here has the same place between operations on every rank. May throw.
+  /// All ranks call it at the same place between operations. May throw.
   virtual void before_crossing(int /*num_crossed*/) {}
 
   /// Runs the operation. Everything that it needs has been performed before. May throw.
