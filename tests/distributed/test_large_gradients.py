@@ -73,9 +73,9 @@ def sent_at(mesh: Any, num_models: int, averages: bool) -> list[list[tuple[str, 
     sent: list[tuple[str, int]] = []
     send_large = runtime.plain._send_large
 
-    def note_and_send(backward: Any, parameter: torch.Tensor) -> None:
-        sent.append((names[parameter], runtime.engine.num_crossed()))
-        send_large(backward, parameter)
+    def note_and_send(backward: Any) -> None:
+        sent.append((names[backward.large[-1]], runtime.engine.num_crossed()))
+        send_large(backward)
 
     runtime.plain._send_large = note_and_send
     notes = []

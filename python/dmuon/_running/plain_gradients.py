@@ -1,5 +1,7 @@
 """The gradients that neither dmuon nor fully_shard manages: their means over the ranks."""
 
+# Longer than other files because it tells one backward in its order, from the first gradient to the means.
+
 from __future__ import annotations
 
 import dataclasses
@@ -23,7 +25,7 @@ from dmuon._setup.slices import local_part
 
 LARGE = 2**18  # elements of a gradient that is a message of its own
 _NEVER = 2**31 - 1  # more triggers than any backward crosses
-_TRAINS = 2.0**-12  # counts a rank on which a parameter trains but has no gradient: all ranks together are below 1
+_TRAINS = 2.0**-14  # counts a rank on which a parameter trains but has no gradient: 10,000 together are below 1
 _IS_MEAN = "_dmuon_is_mean"  # a mark on a gradient
 
 
@@ -40,6 +42,7 @@ class _Backward:
     works: list[Any] = dataclasses.field(default_factory=list)  # of all messages
     present: torch.Tensor | None = None  # [parameters] ranks with a gradient, see _TRAINS; None: this one has all
     raised: bool = False
+    is_open: bool = False  # a gradient has come that is no part of it
     places: torch.Tensor | None = None  # of the large ones, if they are to be found
 
 
@@ -55,11 +58,12 @@ class PlainGradients:
     later ones a message leaves before the backward crosses the next trigger, whether its gradient has come or not.
 
     Other gradients are *open*: of `no_sync`, of a backward that is no pass of the engine, those that come a second
-    time in one backward or after their messages, and assigned ones. The next backward averages them too, or the
-    step's agreement. A mean does not change by that, and what came late is added to the mean before. If `start` made no
-    group, because no parameter was plain then, all are open, and the first average makes it.
+    time in one backward after their messages, and assigned ones before clip or step. The next backward averages them
+    too, or the step's agreement. A mean does not change by that, but for rounding, and what came late is added to the
+    mean before. If `start` made no group, because no parameter was plain then, all are open, and the first average
+    makes it.
 
-    On a device the host waits in each backward in which this rank lacks a gradient.
+    On a device the host waits in each backward in which this rank lacks a gradient, and in one that finds places.
     """
 
     _models: ClassVar[weakref.WeakSet[PlainGradients]] = weakref.WeakSet()  # that live
@@ -79,11 +83,15 @@ class PlainGradients:
         self._places: dict[torch.Tensor, int] | None = None  # of large ones; None: the next backward finds them
         self._num_averages = 0
         self.made: list[torch.Tensor] = []  # gradients that this rank lacked, since the last clear()
-        self._models.add(self)
-        for gradients in self._models:
-            gradients._places = None  # a backward may go through several, see _send_places
         if self._group is not None:
             self._listen()
+
+    def join(self) -> None:
+        """Counts the model among those that live, when all its ranks have one. They call it alike."""
+        self._models.add(self)
+        for other in self._models:
+            if set(other._ranks.by_slot) <= set(self._ranks.by_slot):
+                other._places = None  # a backward may go through both, see _send_places
 
     def _listen(self) -> None:
         send_early, send = weakref.WeakMethod(self._send_early), weakref.WeakMethod(self.send)
@@ -143,7 +151,10 @@ class PlainGradients:
     def send(self, raised: bool = False) -> None:
         """Sends what a backward has not sent yet: zeros if it has raised.
 
-        Waits for other ranks only if a parameter begins to train. Raises as `PlainParameters.agree`.
+        Waits for other ranks only if a parameter begins to train.
+
+        Raises:
+            ValueError: as `PlainParameters.agree`; or a gradient is sparse.
         """
         backward, self._backward = self._backward or self._begin(), None
         backward.raised = raised
@@ -153,14 +164,13 @@ class PlainGradients:
                 self._places = None
             self._send_rest(backward)
         except ValueError:  # on all ranks, so the messages that were sent come
-            self._is_open = True
             self._wait_for(backward)
             raise
         self._backward = backward
 
     def _send_rest(self, backward: _Backward) -> None:
         while backward.large:
-            self._send_large(backward, backward.large.pop())
+            self._send_large(backward)
         if not backward.parameters:
             return
         small = [parameter for parameter in backward.parameters if parameter not in backward.means]
@@ -192,10 +202,10 @@ class PlainGradients:
             self._places = {parameter: place for parameter, place in found if 0 <= place < _NEVER}
             self._engine.set_other_places(set(self._places.values()))
         if backward.raised:
-            self._is_open = True
             return
+        self._is_open = backward.is_open
         for parameter, ranks in zip(backward.parameters, present, strict=True):
-            if ranks >= 1 or parameter in backward.late:
+            if ranks >= 1 and parameter not in backward.late:
                 self._give(parameter, backward.means[parameter])
         for parameter, late in backward.late.items():
             parameter.grad = late.add_(backward.means[parameter].view(late.shape))  # unmarked, so that it is averaged
@@ -217,7 +227,7 @@ class PlainGradients:
     def _begin(self) -> _Backward:
         self._backward = _Backward()
         self._list(self._backward)
-        self._is_open = False
+        self._is_open = True  # until all have their means
         return self._backward
 
     def _list(self, backward: _Backward) -> None:
@@ -238,17 +248,17 @@ class PlainGradients:
         creates_graph = torch.is_grad_enabled()
         if creates_graph or self._group is None or not self._engine.in_synchronised_backward():
             self._is_open = True
+            if self._backward is not None:
+                self._backward.is_open = True
             self._engine.forget_verdict()
             return
         backward = self._backward or self._begin()
-        if parameter in backward.late:
-            self._is_open = True
         backward.came[parameter] = self._engine.num_crossed()
 
     def _send_early(self, num_crossed: int) -> None:
         backward, places = self._backward or self._begin(), self._places or {}
         while backward.large and places.get(backward.large[-1], _NEVER) <= num_crossed:
-            self._send_large(backward, backward.large.pop())
+            self._send_large(backward)
 
     def _send_places(self, backward: _Backward) -> None:
         """Finds places, with the last message of a backward.
@@ -265,11 +275,13 @@ class PlainGradients:
         backward.works.append(dist.all_reduce(backward.places, dist.ReduceOp.MAX, group=self._group, async_op=True))
 
     @torch.no_grad()
-    def _send_large(self, backward: _Backward, parameter: torch.Tensor) -> None:
+    def _send_large(self, backward: _Backward) -> None:
+        parameter = backward.large[-1]
         values = self._values(backward, parameter, self._dtype_of([parameter]))
         values = values.div(self._ranks.num_slots)  # not in place: gradients may share memory
         backward.works.append(dist.all_reduce(values, group=self._group, async_op=True))
         backward.means[parameter] = values
+        backward.large.pop()
 
     def _dtype_of(self, parameters: Iterable[torch.Tensor]) -> torch.dtype:
         """Returns the dtype of a message of these gradients."""
