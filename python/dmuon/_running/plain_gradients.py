@@ -122,8 +122,9 @@ class PlainGradients:
                 # micro-steps, norms and momentum all have one size.
                 if self._scale != 1:
                     parameter.register_hook(functools.partial(torch.mul, other=self._scale))
-                of = weakref.ref(parameter)
-                parameter.register_hook(lambda gradient, of=of: _call(arrives, of(), gradient))
+                for large in _large_of([parameter]):  # others leave when all have come
+                    of = weakref.ref(large)
+                    parameter.register_hook(lambda gradient, of=of: _call(arrives, of(), gradient))
                 parameter.requires_grad_(is_trainable)
 
     def has_open(self) -> bool:
