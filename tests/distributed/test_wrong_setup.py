@@ -95,7 +95,7 @@ def hook_before(mesh: Any) -> None:
     dmuon.dedicate_params(model, mesh)
 
 
-@refused("Muon: model: expected a model on which dmuon.dedicate_params", "got Gpt without")
+@refused("Muon: model: expected the module that dmuon.dedicate_params(", "got a Gpt that was not given")
 def muon_without_dedicate(mesh: Any) -> None:
     dmuon.Muon(make_gpt(depth=1))
 

@@ -215,7 +215,7 @@ def fused(model: nn.Module, mesh: DeviceMesh) -> DeviceMesh:
 
 # By the words that are expected: how a model is divided, its hidden width and views.
 REFUSED: dict[str, tuple[Callable[..., DeviceMesh], int, Select | None]] = {
-    "whose data-parallel part dedicate_params and fully_shard take": (on_all_ranks, HIDDEN, None),
+    "expected the data-parallel part of the mesh, e.g. mesh['dp'], got": (on_all_ranks, HIDDEN, None),
     "Expected: Shard or Replicate; redistribute it before": (open_sum, HIDDEN, None),
     "tensor parallelism over one dimension of the device mesh": (over_two_dimensions, HIDDEN, None),
     "are not parts of one mesh with names": (without_names, HIDDEN, None),

@@ -85,8 +85,8 @@ PYTHON = (
     Planted(
         "rank_without_gradient_left_out",
         RUNNING + "plain_gradients.py",
-        "            if anywhere and parameter not in backward.came_again:\n",
-        "            if anywhere and parameter.grad is not None and parameter not in backward.came_again:\n",
+        "            if ranks >= 1 and parameter not in backward.late:\n",
+        "            if ranks >= 1 and parameter.grad is not None and parameter not in backward.late:\n",
         "A rank that skipped a block does not update the block's plain parameters: ranks drift apart.",
     ),
     Planted(
