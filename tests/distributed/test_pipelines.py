@@ -145,9 +145,7 @@ refused = Refusals()
 
 @refused("clip_grad_norm_: model: expected a model with dmuon.Muon or a list of them, got an empty list", which="none")
 @refused("clip_grad_norm_: model[1]: expected each model once", which="twice")
-@refused(
-    "clip_grad_norm_: model: expected the module that dmuon.dedicate_params(model, ...) was given", which="plain"
-)
+@refused("clip_grad_norm_: model: expected the module that dmuon.dedicate_params(model, ...) was given", which="plain")
 @refused("ranks differ", "number of models = 1", "number of models = 2", which="some")
 def wrong_models(mesh: Any, which: str) -> None:
     model = with_gradients(mesh)[0]
