@@ -18,7 +18,7 @@ struct OtherGradients {
   /// @param raised  true if the backward has. Then its gradients are lost.
   std::function<void(bool raised)> send = [](bool) {};
   std::function<void()> finish = [] {};  ///< waits for them
-  /// The values of num_crossed at which `send_early` is called. Set alike on all ranks, between
+  /// The engine calls `send_early` at these values of num_crossed. Set alike on all ranks, between
   /// backwards.
   std::set<int> places = {};
 };

@@ -29,23 +29,23 @@ class Writer {
 
   void forward() {
     begin_event();
-    if (shards_) publish(0);
+    publish(0);
     for (int unit = 0; unit < num_units_; ++unit) {
-      if (shards_ && unit + 1 < num_units_) publish(unit + 1);
-      if (shards_) await(unit);
+      if (unit + 1 < num_units_) publish(unit + 1);
+      await(unit);
       compute(Compute::kForward, unit);
-      if (shards_ && unit > 0) reshard(unit);
+      if (unit > 0) reshard(unit);
     }
   }
 
   void backward() {
     begin_event();
-    if (shards_) publish(num_units_ - 1);
+    publish(num_units_ - 1);
     for (int unit = num_units_; unit-- > 0;) {
-      if (shards_ && unit > 1) publish(unit - 1);
-      if (shards_ && unit > 0) await(unit);
+      if (unit > 1) publish(unit - 1);
+      if (unit > 0) await(unit);
       compute(Compute::kBackward, unit);
-      if (shards_) reshard(unit);
+      reshard(unit);
       add({.kind = Kind::kRouteIntra, .subject = UnitIndex(unit)});
       add({.kind = Kind::kRouteInter,
            .subject = UnitIndex(unit),
@@ -59,7 +59,7 @@ class Writer {
   void step(Baseline optimizer) {
     begin_event();
     if (optimizer == Baseline::kAdamW) return;
-    for (int unit = 1; shards_ && unit < num_units_; ++unit) publish(unit);
+    for (int unit = 1; unit < num_units_; ++unit) publish(unit);
     for (int unit = 1; unit < num_units_; ++unit) {
       schedule::Operation update{.kind = Kind::kOrthogonalise, .subject = BatchIndex(unit - 1)};
       if (shards_) update.after = {{Kind::kPublishIntra, UnitIndex(unit)}};
@@ -76,6 +76,7 @@ class Writer {
     program_.issues.push_back({.operation = std::move(operation), .event = event_});
   }
   void publish(int unit) {
+    if (!shards_) return;
     add({.kind = Kind::kPublishIntra, .subject = UnitIndex(unit)});
     if (blocks_) await(unit);
   }
@@ -85,11 +86,14 @@ class Writer {
          .after = {{Kind::kRouteInter, UnitIndex(unit)}}});
   }
   void await(int unit) {
+    if (!shards_) return;
     add({.kind = Kind::kAwaitWeights,
          .subject = UnitIndex(unit),
          .after = {{Kind::kPublishIntra, UnitIndex(unit)}}});
   }
-  void reshard(int unit) { add({.kind = Kind::kReshard, .subject = UnitIndex(unit)}); }
+  void reshard(int unit) {
+    if (shards_) add({.kind = Kind::kReshard, .subject = UnitIndex(unit)});
+  }
   void compute(Compute what, int unit) {
     program_.issues.push_back(
         {.compute = what, .operation = {.subject = UnitIndex(unit)}, .event = event_});
@@ -161,15 +165,13 @@ BaselineDurations::BaselineDurations(const Setting& setting)
     us.forward = forward[unit];
     const double shard = elements[unit] / (mesh.num_shards * mesh.tensor_parallel);
     us.gather = rates.intra_us(std::vector(ranks, shard * plan.options.weight_bytes));
-    us.scatter = rates.intra_us(std::vector(ranks, shard * plan.options.gradient_bytes));
+    us.scatter = times_routed(plan, layout::Axis::kRow) *
+                 rates.intra_us(std::vector(ranks, shard * plan.options.gradient_bytes));
     // An all-reduce: each node sums a part, and sends it to the others.
     const int sharing = setting.network.per_device ? 1 : mesh.tensor_parallel;
     const double part = shard * sharing * plan.options.gradient_bytes / mesh.num_replicates;
-    us.sum = 2 * rates.inter_us(std::vector(ranks, std::vector(nodes, part))).front();
-    if (plan.options.replicated) {  // parts are scattered inside the node, and gathered again
-      us.scatter *= 2 * ring_factor(plan, layout::Axis::kRow);
-      us.sum *= ring_factor(plan, layout::Axis::kColumn);
-    }
+    us.sum = times_routed(plan, layout::Axis::kColumn) *
+             rates.inter_us(std::vector(ranks, std::vector(nodes, part))).front();
   }
   const auto unit_of = plan::units_of(plan.inventory);
   for (const core::ParameterIndex parameter : plan.inventory.indices()) {

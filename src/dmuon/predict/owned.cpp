@@ -55,13 +55,10 @@ bool sums_by_host(const Setting& setting) {
 
 double times_sent(const plan::Plan& plan, const simulate::Issue& issue) {
   if (issue.unit() != kOutside) return 1;
-  const bool replicated = plan.options.replicated;
-  if (issue.is(Kind::kRouteInter))
-    return 2 * (replicated ? ring_factor(plan, layout::Axis::kColumn) : 1);
-  if (issue.is(Kind::kRouteIntra))
-    return replicated ? 2 * ring_factor(plan, layout::Axis::kRow) : 1;
+  if (issue.is(Kind::kRouteInter)) return times_routed(plan, layout::Axis::kColumn);
+  if (issue.is(Kind::kRouteIntra)) return times_routed(plan, layout::Axis::kRow);
   const bool in_backward = issue.event % kNumPhases == static_cast<int>(Phase::kBackward);
-  return issue.is(Kind::kPublishIntra) && !in_backward && !replicated ? 1 : 0;
+  return issue.is(Kind::kPublishIntra) && !in_backward && !plan.options.replicated ? 1 : 0;
 }
 
 simulate::Job owned_job(const Setting& setting, int num_steps) {

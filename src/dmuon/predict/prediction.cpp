@@ -179,17 +179,15 @@ void count_bytes(const simulate::Program& program, const Setting& setting,
   const double gradient_bytes = setting.plan.options.gradient_bytes;
   const double ranks = static_cast<double>(mesh.num_shards) * mesh.tensor_parallel;
   const double others = (mesh.num_shards - 1) / ranks;
-  // Under DistributedDataParallel it sends both parts and their sums, see ring_factor().
-  const bool replicated = setting.plan.options.replicated;
-  const double in_row = replicated ? 2 * ring_factor(setting.plan, layout::Axis::kRow) : 1;
-  const double in_column = replicated ? ring_factor(setting.plan, layout::Axis::kColumn) : 1;
+  const double in_row = times_routed(setting.plan, layout::Axis::kRow);
+  const double in_column = times_routed(setting.plan, layout::Axis::kColumn);
   for_each_sent(program, [&](const simulate::Issue& issue) {
     const double count = elements[issue.unit()];
     if (issue.is(Kind::kPublishIntra)) result->intra_bytes += count * others * weight_bytes;
     if (issue.is(Kind::kRouteIntra))
       result->intra_bytes += in_row * count * others * gradient_bytes;
     if (issue.is(Kind::kRouteInter)) {  // an all-reduce: parts to those who add them, and back
-      result->inter_bytes += in_column * 2 * count / ranks * gradient_bytes *
+      result->inter_bytes += in_column * count / ranks * gradient_bytes *
                              (mesh.num_replicates - 1) / mesh.num_replicates;
     }
   });

@@ -78,11 +78,14 @@ std::vector<double> Rates::inter_us(const std::vector<std::vector<double>>& part
   return us;
 }
 
-double ring_factor(const plan::Plan& plan, layout::Axis axis) {
-  const auto passed_on = [](int members) { return 1 - 1.0 / members; };
+double times_routed(const plan::Plan& plan, layout::Axis axis) {
+  const bool replicated = plan.options.replicated;
+  const double sent = axis == layout::Axis::kColumn || replicated ? 2 : 1;
   const int members = plan.mesh.size(axis);
-  if (!plan.options.on_cpu || members == 1) return 1;
-  return passed_on(plan.mesh.num_slots()) / passed_on(members);
+  if (!replicated || !plan.options.on_cpu || members == 1) return sent;
+  // The links of one ring through all slots take more than those of a ring along the axis.
+  const auto passed_on = [](int ranks) { return 1 - 1.0 / ranks; };
+  return sent * passed_on(plan.mesh.num_slots()) / passed_on(members);
 }
 
 core::Vector<core::UnitIndex, double> forward_us(const Setting& setting, const Rates& rates) {

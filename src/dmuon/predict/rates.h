@@ -41,10 +41,10 @@ class Rates {
   bool direct_;  // members send to each other without a ring
 };
 
-/// A sum over all slots, where every slot has all values: how many bytes it sends along an axis,
-/// for each byte of a sum along that axis. NCCL is taken to sum along rows, then columns; gloo has
-/// one ring, through all ranks.
-double ring_factor(const plan::Plan& plan, layout::Axis axis);
+/// Returns how often gradients that no owner takes pass along an axis. FSDP2 scatters them in rows
+/// and sums them in columns, there and back. Beside replicated weights an all-reduce sums them over
+/// all slots, there and back: NCCL is taken to go along rows, then columns; gloo has one ring.
+double times_routed(const plan::Plan& plan, layout::Axis axis);
 
 /// The time of a unit's forward: its matrices, its attention, and the output head's in the last
 /// unit, which it follows.
