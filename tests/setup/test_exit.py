@@ -25,10 +25,14 @@ class Healthy(Stuck):
         self.grace_ms = grace_ms
 
 
+def shared_by(mesh):
+    return groups._Shared(mesh, groups=(), ranks=None, others=[])
+
+
 def test_several_failed_meshes_have_no_more_time_than_one(monkeypatch):
     healthy = Healthy()
-    monkeypatch.setattr(groups, "_engine_groups", {(0,): (Stuck(), (), None), (1,): (healthy, (), None)})
-    monkeypatch.setattr(groups, "_over", [(Stuck(), (), None) for _ in range(20)])
+    monkeypatch.setattr(groups, "_engine_groups", {(0,): shared_by(Stuck()), (1,): shared_by(healthy)})
+    monkeypatch.setattr(groups, "_over", [shared_by(Stuck()) for _ in range(20)])
     monkeypatch.setattr(groups, "_GRACE_S", 0.2)
     begun = time.monotonic()
     groups._leave()

@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -34,10 +34,26 @@ class _Key(NamedTuple):
     timeout: datetime.timedelta | None
 
 
+class _Shared(NamedTuple):
+    """What models on one mesh share. Holds the groups: no other group gets their ids while they live."""
+
+    mesh: _C.SharedMesh
+    groups: tuple[dist.ProcessGroup | None, ...]
+    ranks: Ranks
+    others: list[dist.ProcessGroup]  # that `mesh` knows of, in which a host may wait outside of the engine
+
+    def add_others(self, ranks: Ranks) -> None:
+        """Adds those of another DeviceMesh over the same ranks, and those that were made since."""
+        for group in _other_groups(ranks):
+            if group not in self.others:
+                name = f"other {len(self.others)}"
+                self.mesh.add_other(_C.Group(group, name, group.rank(), group.size(), ranks.device_type))
+                self.others.append(group)
+
+
 _groups: dict[_Key, dist.ProcessGroup] = {}
-# Holds the groups too: no other group gets their ids while they live.
-_engine_groups: dict[tuple[int, ...], tuple[_C.SharedMesh, tuple[Any, ...], Ranks]] = {}
-_over: list[tuple[_C.SharedMesh, tuple[Any, ...], Ranks]] = []  # of failed trainings; their waits end with the process
+_engine_groups: dict[tuple[int, ...], _Shared] = {}
+_over: list[_Shared] = []  # of failed trainings; their waits end with the process
 
 
 def row_group(ranks: Ranks) -> dist.ProcessGroup | None:
@@ -65,9 +81,9 @@ def slices_group(ranks: Ranks) -> dist.ProcessGroup | None:
 
 def slots_group(ranks: Ranks) -> dist.ProcessGroup | None:
     """Returns the group of one rank of each slot, which no lane uses, or None for one rank alone."""
-    is_new, group = made_slots_group(ranks) is None, _group("slots", ranks.by_slot, ranks, host=False)
-    if is_new and group is not None and (known := _engine_groups.get(_engine_key(ranks))) is not None:
-        known[0].add_other(_other(group, "slots", ranks))
+    group = _group("slots", ranks.by_slot, ranks, host=False)
+    if (known := _engine_groups.get(_engine_key(ranks))) is not None:
+        known.add_others(ranks)
     return group
 
 
@@ -129,18 +145,13 @@ def engine_groups(ranks: Ranks) -> _C.SharedMesh:
             if ranks.tensor_parallel > 1
             else None,
         )
-        for number, group in enumerate(_other_groups(ranks)):
-            made.add_other(_other(group, f"other {number}", ranks))
-        _engine_groups[key] = made, groups, ranks
-    return _engine_groups[key][0]
+        _engine_groups[key] = _Shared(made, groups, ranks, [])
+    _engine_groups[key].add_others(ranks)
+    return _engine_groups[key].mesh
 
 
 def _engine_key(ranks: Ranks) -> tuple[int, ...]:
     return ranks.slot, *map(id, process_groups(ranks))
-
-
-def _other(group: dist.ProcessGroup, name: str, ranks: Ranks) -> _C.Group:
-    return _C.Group(group, name, group.rank(), group.size(), ranks.device_type)
 
 
 def _other_groups(ranks: Ranks) -> list[dist.ProcessGroup]:
@@ -156,14 +167,14 @@ def _other_groups(ranks: Ranks) -> list[dist.ProcessGroup]:
 
 def are_over(members: Sequence[int]) -> bool:
     """Returns True if a training on a mesh of these ranks has failed here, after which its groups are of no use."""
-    return any(mesh.failure() for mesh, _, ranks in _engine_groups.values() if _is_of(ranks, members))
+    return any(shared.mesh.failure() for shared in _engine_groups.values() if _is_of(shared.ranks, members))
 
 
 def forget(members: Sequence[int]) -> None:
     """Forgets the groups of meshes of these ranks, so that the next model makes new ones. All ranks must call it."""
-    for key in [key for key, (_, _, ranks) in _engine_groups.items() if _is_of(ranks, members)]:
+    for key in [key for key, shared in _engine_groups.items() if _is_of(shared.ranks, members)]:
         _over.append(_engine_groups.pop(key))
-        mesh, _, ranks = _over[-1]
+        mesh, ranks = _over[-1].mesh, _over[-1].ranks
         if ranks.device_type == "cpu":  # on devices the mesh's own groups are aborted, and not used again
             mesh.look_away()
         if failure := mesh.failure():  # a late update's may not have been raised yet
@@ -180,7 +191,7 @@ def _is_of(ranks: Ranks, members: Sequence[int]) -> bool:
 def _leave() -> None:
     """Ends the waits of lanes at exit, so that a failed rank does not stay silent until its peers' timeouts."""
     end = time.monotonic() + _GRACE_S
-    meshes = [mesh for mesh, *_ in [*_engine_groups.values(), *_over]]
+    meshes = [shared.mesh for shared in [*_engine_groups.values(), *_over]]
     for mesh in sorted(meshes, key=lambda mesh: bool(mesh.failure())):  # what has failed takes nobody's time
         mesh.leave(grace_ms=max(0, math.ceil(1000 * (end - time.monotonic()))))
     _engine_groups.clear()
