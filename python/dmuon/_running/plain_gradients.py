@@ -94,12 +94,9 @@ class PlainGradients:
                 other._places = None  # a backward may go through both, see _send_places
 
     def _listen(self) -> None:
-        send_early, send = weakref.WeakMethod(self._send_early), weakref.WeakMethod(self.send)
-        finish = weakref.WeakMethod(self.finish)
+        send_early, average = weakref.WeakMethod(self._send_early), weakref.WeakMethod(self._average)
         self._engine.set_other_gradients(
-            lambda num_crossed: _call(send_early, num_crossed),
-            lambda raised: _call(send, raised),
-            lambda: _call(finish),
+            lambda num_crossed: _call(send_early, num_crossed), lambda raised: _call(average, raised)
         )
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -134,28 +131,28 @@ class PlainGradients:
         gradients = (parameter.grad for parameter in self._added)
         return self._is_open or any(g is not None and not hasattr(g, _IS_MEAN) for g in gradients)
 
-    def average(self) -> None:
-        """Averages all gradients now. Collective."""
+    def average_open(self) -> None:
+        """Averages all gradients now, open ones too. Collective."""
         if self._group is None:
             self._group = slots_group(self._ranks)
             self._listen()
         places, self._places = self._places, {}  # what is open now is of no backward
         try:
-            self.send()
-            self.finish()
+            self._average()
         finally:
             self._num_averages += 1
             finds_anew = self._num_averages.bit_count() == 1  # ever more rarely: most are open for another reason
             self._places = None if finds_anew else places
 
     @torch.no_grad()
-    def send(self, raised: bool = False) -> None:
-        """Sends what a backward has not sent yet: zeros if it has raised.
+    def _average(self, raised: bool = False) -> None:
+        """Sends what a backward has not sent yet, and gives parameters their means. Collective.
 
-        Waits for other ranks only if a parameter begins to train.
+        After a backward that has `raised` it sends zeros and gives nothing.
 
         Raises:
-            ValueError: as `PlainParameters.agree`; or a gradient is sparse.
+            ValueError: on all ranks, as `PlainParameters.agree`; or a gradient is sparse.
+            RuntimeError: not all ranks are here; from the watch.
         """
         backward, self._backward = self._backward or self._begin(), None
         backward.raised = raised
@@ -167,7 +164,8 @@ class PlainGradients:
         except ValueError:  # on all ranks, so the messages that were sent come
             self._wait_for(backward)
             raise
-        self._backward = backward
+        self._wait_for(backward)
+        self._finish(backward)
 
     def _send_rest(self, backward: _Backward) -> None:
         while backward.large:
@@ -190,12 +188,8 @@ class PlainGradients:
         if self._places is None:
             self._send_places(backward)
 
-    @torch.no_grad()
-    def finish(self) -> None:
-        """Waits for what was sent, and gives parameters their means; none after a backward that has raised."""
-        backward, self._backward = self._backward, None
-        assert backward is not None
-        self._wait_for(backward)
+    def _finish(self, backward: _Backward) -> None:
+        """Takes what the messages of a backward have brought."""
         present = [1.0] * len(backward.parameters) if backward.present is None else backward.present.tolist()
         self._added.drop(p for p, ranks in zip(backward.parameters, present, strict=True) if ranks == 0)
         if backward.places is not None:

@@ -108,7 +108,7 @@ class StepAgreement:
                 self.had_open_gradients = found.has_open_gradients
                 if found.has_open_gradients and not problem:
                     self.engine.forget_verdict()  # also where averaging raises
-                    self.plain.average()
+                    self.plain.average_open()
                     found = self._agree(digest, problem)
                 if not problem:
                     self._check_copies(found)

@@ -193,11 +193,10 @@ void add_hooks(EngineClass& engine) {
       .def("before_end_of_backward", &Engine::before_end_of_backward, py::arg("callback"))
       .def(
           "set_other_gradients",
-          [](Engine& e, std::function<void(int)> send_early, std::function<void(bool)> send,
-             std::function<void()> finish) {
-            e.other_gradients() = {std::move(send_early), std::move(send), std::move(finish)};
+          [](Engine& e, std::function<void(int)> send_early, std::function<void(bool)> average) {
+            e.other_gradients() = {std::move(send_early), std::move(average)};
           },
-          py::arg("send_early"), py::arg("send"), py::arg("finish"))
+          py::arg("send_early"), py::arg("average"))
       .def(
           "set_other_places",
           [](Engine& e, std::set<int> places) { e.other_gradients().places = std::move(places); },

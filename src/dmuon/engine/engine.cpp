@@ -80,9 +80,8 @@ void Engine::settle() {
   backward_.reset();
   open_uses_.forget_backwards();
   if (raised) resolver_.end_backward();
-  if (averages) others_.send(/*raised=*/true);
+  if (averages) others_.average(/*raised=*/true);
   resolver_.settle();
-  if (averages) others_.finish();
   mesh().watch->enter("");
 }
 
@@ -107,11 +106,12 @@ void Engine::settle_step() {
   }
   finish_update();
   const bool averages = resolver_.owes_synchronised_backward();
-  if (backward) resolver_.run_owed_backward();
-  if (averages) others_.send(/*raised=*/false);
+  if (backward) {
+    resolver_.run_owed_backward();
+    give_placeholder_gradients();
+  }
+  if (averages) others_.average(/*raised=*/false);
   resolver_.settle_step();
-  if (averages) others_.finish();
-  if (backward) give_placeholder_gradients();
 }
 
 // A forward has no certain end: what it still owes goes before another engine's operations, on
@@ -302,10 +302,7 @@ void Engine::end_backward() {
   has_second_order_ &= keeps_graph();
   host_sums_.end_backward(averages);
   give_placeholder_gradients();
-  if (averages) {
-    others_.send(/*raised=*/false);
-    others_.finish();
-  }
+  if (averages) others_.average(/*raised=*/false);
   mesh().watch->enter("");
 }
 
