@@ -1,5 +1,7 @@
 """Operators give the CPU's bits, whatever the order."""
 
+import copy
+
 import async_device
 import pytest
 import torch
@@ -42,6 +44,13 @@ def test_training_is_bit_equal_to_the_cpu_in_every_order(device, options, dtype)
         for ours, theirs in zip(train("emulated", dtype, **options), expected, strict=True):
             torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=0)
     assert not device.races()
+
+
+def test_batch_norm_evaluates_by_its_running_statistics(device):
+    norm = torch.nn.BatchNorm1d(8)
+    ours, values = copy.deepcopy(norm).to("emulated"), torch.randn(6, 8)
+    for _ in (norm.train(), ours.train()), (norm.eval(), ours.eval()):
+        torch.testing.assert_close(ours(values.to("emulated")).cpu(), norm(values), rtol=0, atol=0)
 
 
 def test_random_numbers_depend_on_the_order_of_issue_alone(device):
