@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "dmuon/core/error.h"
+#include "dmuon/predict/owned.h"
 #include "tests/predict/small_setting.h"
 
 namespace dmuon::predict {
@@ -38,6 +39,35 @@ TEST(Predict, ALateUpdateOfOneRankTakesAsLong) {
   const Prediction dmuon = predict(setting, Contender::kDmuon);
   EXPECT_GT(dmuon.beside_ms + dmuon.waits_ms[Phase::kForward][Cause::kUpdate], 0);
   EXPECT_NEAR(dmuon.step_ms, 3 * kForwardMs + plan::milliseconds(setting.plan.makespan_ns()), 1e-9);
+}
+
+// A short forward waits for weights whose owner is late. That is the update's time, not the
+// messages'.
+TEST(Predict, WaitsForALateOwnerAreItsUpdates) {
+  const auto predicted = [](const plan::PlanOptions& options) {
+    Setting setting = small_setting({2, 2}, 8, options);
+    setting.tokens = 1;
+    return predict(setting, Contender::kDmuon);
+  };
+  const Prediction in_step = predicted({});
+  const Prediction late_step = predicted(late());
+  const double without_ms = in_step.step_ms - in_step.optimizer_ms;
+  EXPECT_GT(in_step.optimizer_ms, 0.5 * in_step.step_ms);
+  EXPECT_NEAR(late_step.optimizer_ms, late_step.step_ms - without_ms, 0.1 * in_step.optimizer_ms);
+}
+
+// A rank that owns one of its slot's two matrices receives half of its directions, in 4 bytes, and
+// half of the other one's results, in 2.
+TEST(Predict, CountsTheBytesOfASlot) {
+  Setting setting = small_setting({.num_replicates = 1, .num_shards = 1, .tensor_parallel = 2}, 1);
+  EXPECT_EQ(exchanged_bytes(setting.plan)[core::Owner(0)], 0);
+  for (plan::Parameter& parameter : setting.plan.inventory) parameter.tensor_parallel = true;
+  ASSERT_NE(setting.plan.owner.front(), setting.plan.owner.back());
+  for (const double bytes : exchanged_bytes(setting.plan)) EXPECT_EQ(bytes, 0.5e6 * (4 + 2));
+  for (const core::ParameterIndex matrix : setting.plan.inventory.indices())
+    setting.plan.owner[matrix] = core::Owner(1);
+  EXPECT_EQ(exchanged_bytes(setting.plan)[core::Owner(0)], 1e6 * 4);
+  EXPECT_EQ(exchanged_bytes(setting.plan)[core::Owner(1)], 1e6 * 4);
 }
 
 // A device receives three quarters of the weights twice, in 2 bytes, and sends as much of the

@@ -27,6 +27,8 @@ struct OneRank {
   }
 };
 
+std::vector<Awaited> no_causes(const SimulatedSpan&) { return {}; }
+
 OneRank one_rank() {
   OneRank rank;
   rank.compute(0, Compute::kForward, 0, 3);
@@ -43,19 +45,24 @@ OneRank one_rank() {
   return rank;
 }
 
-TEST(Measure, AWaitCountsForTheLaneThatIsNearestToCompute) {
+// Whatever lanes do meanwhile.
+TEST(Measure, AWaitCountsForWhatItWaitsFor) {
   const OneRank rank = one_rank();
-  const RankStep step = measure(rank.program, rank.timeline, 1, {});
+  const auto why = [](const SimulatedSpan& span) -> std::vector<Awaited> {
+    if (span.end_us != 16) return {};
+    return {{Cause::kPeers, 10, 10.5}, {Cause::kUpdate, 10.5, 15}, {Cause::kIntra, 15, 16}};
+  };
+  const RankStep step = measure(rank.program, rank.timeline, 1, {}, why);
   EXPECT_EQ(step.elapsed_us[Phase::kForward], 9);
   const PerCause<double>& waits = step.waits_us[Phase::kForward];
-  EXPECT_EQ(waits[Cause::kIntra], 2);   // 14 to 16
-  EXPECT_EQ(waits[Cause::kInter], 2);   // 12 to 14
-  EXPECT_EQ(waits[Cause::kUpdate], 1);  // 11 to 12
-  EXPECT_EQ(waits[Cause::kPeers], 1);   // 10 to 11
+  EXPECT_EQ(waits[Cause::kIntra], 1);
+  EXPECT_EQ(waits[Cause::kInter], 0);
+  EXPECT_EQ(waits[Cause::kUpdate], 4.5);
+  EXPECT_EQ(waits[Cause::kPeers], 0.5);
 }
 
 TEST(Measure, AnUpdateBesideModulesSharesTheirDevice) {
-  const RankStep step = measure(one_rank().program, one_rank().timeline, 1, {});
+  const RankStep step = measure(one_rank().program, one_rank().timeline, 1, {}, no_causes);
   EXPECT_EQ(step.beside_us[Phase::kForward][Lane::kUpdate], 0);
   EXPECT_EQ(step.beside_us[Phase::kBackward][Lane::kUpdate], 2);
   EXPECT_EQ(step.busy_us[Phase::kBackward][Lane::kUpdate], 2);
@@ -65,7 +72,7 @@ TEST(Measure, AnUpdateBesideModulesSharesTheirDevice) {
 // Messages travel from 12 to 16, and compute waits for weights all the time.
 TEST(Measure, CountsMessagesThatComputeWaitsFor) {
   const OneRank rank = one_rank();
-  const RankStep step = measure(rank.program, rank.timeline, 1, {});
+  const RankStep step = measure(rank.program, rank.timeline, 1, {}, no_causes);
   EXPECT_EQ(step.messages_us, 4);
   EXPECT_EQ(step.awaited_us, 4);
   EXPECT_EQ(step.waits_us[Phase::kForward][Cause::kOutside], 0);
@@ -75,14 +82,15 @@ TEST(Measure, AWaitForAnUpdateIsNoneForMessages) {
   OneRank rank = one_rank();
   rank.add(5, Kind::kPublishInter, Lane::kInter, 25, 25, 28);
   rank.add(5, Kind::kFinishUpdate, Lane::kCompute, 25, 28, 28);
-  const RankStep step = measure(rank.program, rank.timeline, 1, {});
+  const RankStep step = measure(rank.program, rank.timeline, 1, {}, no_causes);
   EXPECT_EQ(step.messages_us, 4 + 3);
   EXPECT_EQ(step.awaited_us, 4);
 }
 
 TEST(Measure, MessagesOfFsdp2AreNotTheEngines) {
   const OneRank rank = one_rank();
-  const RankStep step = measure(rank.program, rank.timeline, 1, {.fsdp2_unit = core::UnitIndex(0)});
+  const RankStep step =
+      measure(rank.program, rank.timeline, 1, {.fsdp2_unit = core::UnitIndex(0)}, no_causes);
   EXPECT_EQ(step.messages_us, 0);
   EXPECT_EQ(step.awaited_us, 0);
   EXPECT_EQ(step.waits_us[Phase::kForward][Cause::kOutside], 6);
@@ -94,7 +102,8 @@ TEST(Measure, AHostThatWaitsInAModuleWaitsForFsdp2) {
   const auto blocked_us = [](const simulate::Issue& issue) {
     return issue.is(Compute::kBackward) ? 2.0 : 0.0;
   };
-  const RankStep step = measure(rank.program, rank.timeline, 1, {.blocked_us = blocked_us});
+  const RankStep step =
+      measure(rank.program, rank.timeline, 1, {.blocked_us = blocked_us}, no_causes);
   EXPECT_EQ(step.waits_us[Phase::kBackward][Cause::kOutside], 2);
   EXPECT_EQ(step.busy_us[Phase::kBackward][Lane::kCompute], 4);
 }
@@ -118,7 +127,8 @@ TEST(Measure, SlackIsWaitsForMessagesAfterWorkThatHeldUpModules) {
   rank.compute(4, Compute::kBackward, 10, 11);
   rank.compute(5, Compute::kBackward, 11, 11);
   const auto slack_us = [&](bool on_cpu) {
-    return measure(rank.program, rank.timeline, 1, {.on_cpu = on_cpu}).slack_us[Phase::kForward];
+    return measure(rank.program, rank.timeline, 1, {.on_cpu = on_cpu}, no_causes)
+        .slack_us[Phase::kForward];
   };
   EXPECT_EQ(slack_us(false), 2);
   EXPECT_EQ(slack_us(true), 2);

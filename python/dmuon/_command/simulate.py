@@ -65,7 +65,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError("simulate: expected --mesh or --meshes, one of them")
     for nodes, devices in arguments.meshes or [arguments.mesh]:
         if nodes * devices > MOST_DEVICES:
-            raise ValueError(f"--mesh: expected at most {MOST_DEVICES} devices, got {nodes}x{devices}")
+            option = "--meshes" if arguments.meshes else "--mesh"
+            raise ValueError(f"{option}: expected at most {MOST_DEVICES} devices, got {nodes}x{devices}")
     if arguments.plot is not None:
         pictures.require_format(arguments.plot, "--plot")
     files = [os.path.realpath(file) for file in (arguments.plot, arguments.trace) if file is not None]

@@ -25,6 +25,7 @@ _CAUSES = {
     "peers": "peers",
 }
 _GB = 1e9
+_MEANS = "ms: means over the devices; update: of the slowest"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Simulation:
     def memory_text(self, contender: str) -> str:
         """Returns the memory of a contender's fullest device in GB, with a mark if the device has less."""
         used = self.steps[contender].memory_bytes
-        return f"{used / _GB:11.1f}{'!' if used > self.cluster.device.memory_gb * _GB else ''}"
+        return f"{used / _GB:10.1f}{'!' if used > self.cluster.device.memory_gb * _GB else ''}"
 
     def __str__(self) -> str:
         lines = [
@@ -126,15 +127,15 @@ class Simulation:
         for name, step in self.steps.items():
             forward, backward = step.phases_ms["forward"], step.phases_ms["backward"]
             lines.append(
-                f"{name:<8}{step.step_ms:10.1f}{self.ratio(name):9.3f}{forward:10.1f}{backward:10.1f}"
-                f"{step.step_ms - forward - backward:10.1f}{step.optimizer_ms:11.1f}{step.update_ms:10.1f}"
-                f"{step.hidden:8.0%}{step.intra_bytes / _GB:12.2f}{step.inter_bytes / _GB:9.2f}"
+                f"{name:<8} {step.step_ms:9.1f} {self.ratio(name):8.3f} {forward:9.1f} {backward:9.1f} "
+                f"{step.step_ms - forward - backward:9.1f} {step.optimizer_ms:10.1f} {step.update_ms:9.1f} "
+                f"{step.hidden:7.0%} {step.intra_bytes / _GB:11.2f} {step.inter_bytes / _GB:8.2f} "
                 f"{self.memory_text(name)}"
             )
         lines += [_waits_text(name, step) for name, step in self.steps.items()]
         if self.num_idle:
             lines.append(self.idle_text())
-        lines.append(f"{_memory_note(self.cluster)}; GB: through one device in one direction")
+        lines.append(f"{_MEANS}; {_memory_note(self.cluster)}; GB: through one device in one direction")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -237,13 +238,14 @@ def sweep_table(simulations: Sequence[Simulation]) -> str:
         steps = simulation.steps
         dmuon = steps["dmuon"]
         lines.append(
-            f"{mesh:<{width}}{steps['AdamW'].step_ms:10.1f}{dmuon.step_ms:11.1f}"
-            f"{simulation.ratio('dmuon'):9.3f}{steps['Muon-AG'].step_ms:12.1f}{simulation.ratio('Muon-AG'):9.3f}"
-            f"{dmuon.optimizer_ms:14.1f}{dmuon.update_ms:8.1f}{dmuon.hidden:8.0%}{simulation.memory_text('dmuon')}"
+            f"{mesh:<{width}} {steps['AdamW'].step_ms:9.1f} {dmuon.step_ms:10.1f} "
+            f"{simulation.ratio('dmuon'):8.3f} {steps['Muon-AG'].step_ms:11.1f} {simulation.ratio('Muon-AG'):8.3f} "
+            f"{dmuon.optimizer_ms:13.1f} {dmuon.update_ms:7.1f} {dmuon.hidden:7.0%} {simulation.memory_text('dmuon')}"
         )
     first = simulations[0]
     idle = [f"{mesh}: {each.idle_text()}" for mesh, each in zip(meshes, simulations, strict=True) if each.num_idle]
-    return "\n".join([first.task_text(with_mesh=False), *lines, *idle, _memory_note(first.cluster)])
+    notes = f"{_MEANS}; {_memory_note(first.cluster)}"
+    return "\n".join([first.task_text(with_mesh=False), *lines, *idle, notes])
 
 
 def _memory_note(cluster: Cluster) -> str:

@@ -133,6 +133,28 @@ std::vector<simulate::Issue> owned_step(const Setting& setting, Owner rank) {
   return step;
 }
 
+core::PerOwner<double> exchanged_bytes(const plan::Plan& plan) {
+  constexpr double kDirection = 4;
+  const double result = plan.options.ns_bytes;
+  const int num_ranks = plan.mesh.tensor_parallel;
+  core::PerOwner<double> owned(plan.mesh.num_owners());
+  core::Vector<Slot, double> of_slot(plan.mesh.num_slots());
+  for (const core::ParameterIndex parameter : plan.inventory.indices()) {
+    if (!plan.inventory[parameter].tensor_parallel) continue;
+    const auto elements = static_cast<double>(plan.inventory[parameter].num_elements());
+    owned[plan.owner[parameter]] += elements;
+    of_slot[plan.mesh.slot_of(plan.owner[parameter])] += elements;
+  }
+  core::PerOwner<double> bytes;
+  for (const Owner rank : owned.indices()) {
+    const double wholes = owned[rank] * (num_ranks - 1) / num_ranks;
+    const double slices = (of_slot[plan.mesh.slot_of(rank)] - owned[rank]) / num_ranks;
+    bytes.push_back(
+        std::max(kDirection * wholes + result * slices, kDirection * slices + result * wholes));
+  }
+  return bytes;
+}
+
 OwnedDurations::OwnedDurations(const Setting& setting, const simulate::Job& job)
     : setting_(setting),
       layout_(job.layout),

@@ -29,6 +29,10 @@ simulate::Programs owned_programs(const Setting& setting, const simulate::Job& j
 /// Returns what a rank issues in a step after the first, in order, without that wait.
 std::vector<simulate::Issue> owned_step(const Setting& setting, core::Owner rank);
 
+/// Returns the bytes that each rank receives from the others of its slot in an update, or sends to
+/// them, whichever is more: slices of directions in fp32, and of results in the iteration's dtype.
+core::PerOwner<double> exchanged_bytes(const plan::Plan& plan);
+
 /// The durations of these steps, operation by operation.
 class OwnedDurations : public simulate::Durations {
  public:

@@ -103,7 +103,8 @@ Prediction sum_up(const simulate::Programs& programs, const simulate::Execution&
   double awaited_us = 0;
   core::PerOwner<RankStep> steps;
   for (const Owner rank : programs.indices())
-    steps.push_back(measure(programs[rank], execution.timeline[rank], kMeasured, around));
+    steps.push_back(measure(programs[rank], execution.timeline[rank], kMeasured, around,
+                            critical_causes(programs, execution, rank)));
   for (const RankStep& step : steps) {
     double update_us = 0;
     result.optimizer_ms -= share * step.routes_in_step_us;
@@ -155,6 +156,7 @@ double through_member(const std::vector<schedule::Message>& messages, int member
 
 void count_bytes(const simulate::Programs& programs, const plan::Plan& plan, Prediction* result) {
   const schedule::Layout& layout = *programs.front().layout;
+  const core::PerOwner<double> exchanged = exchanged_bytes(plan);
   for (const core::Slot slot : layout.slots()) {
     double intra = 0;
     double inter = 0;
@@ -166,7 +168,10 @@ void count_bytes(const simulate::Programs& programs, const plan::Plan& plan, Pre
                          layout.member_of(slot, axis)) /
           layout.tensor_parallel;
     });
-    result->intra_bytes = std::max(result->intra_bytes, intra);
+    for (int rank = 0; rank < layout.tensor_parallel; ++rank) {
+      const Owner owner(slot.value() * layout.tensor_parallel + rank);
+      result->intra_bytes = std::max(result->intra_bytes, intra + exchanged[owner]);
+    }
     result->inter_bytes = std::max(result->inter_bytes, inter);
   }
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "dmuon/simulate/critical_path.h"
+
 namespace dmuon::predict {
 namespace {
 
@@ -84,13 +86,15 @@ std::vector<double> ends_of(const simulate::Program& program,
 struct Lanes {
   schedule::PerLane<Intervals> busy;
   Intervals waits;
-  Intervals waits_outside;  // of these, for what FSDP2 moves
-  Intervals waits_update;   // of these, for updates by themselves
-  Intervals messages;       // the others'
+  Intervals waits_outside;     // of these, for what FSDP2 moves
+  Intervals waits_update;      // of these, for updates by themselves
+  PerCause<Intervals> causes;  // of the other ones
+  Intervals messages;          // the others'
 };
 
+// @param window  in which causes are asked for.
 Lanes lanes_of(const simulate::Program& program, const std::vector<SimulatedSpan>& timeline,
-               const Surroundings& around) {
+               const Surroundings& around, const Interval& window, const Why& why) {
   const auto is_outside = [&](const simulate::Issue& issue) {
     return around.fsdp2_unit && !issue.is_on_batch() && issue.unit() == *around.fsdp2_unit;
   };
@@ -100,7 +104,13 @@ Lanes lanes_of(const simulate::Program& program, const std::vector<SimulatedSpan
     const simulate::Issue& issue = program.issue(span.issue);
     if (span.lane == Lane::kCompute && !issue.compute) {
       append(&lanes.waits, span.issued_us, span.start_us);
-      if (is_outside(issue)) append(&lanes.waits_outside, span.issued_us, span.start_us);
+      if (is_outside(issue)) {
+        append(&lanes.waits_outside, span.issued_us, span.start_us);
+      } else if (span.issued_us < span.start_us && span.issued_us < window.end &&
+                 span.start_us > window.begin) {
+        for (const Awaited& part : why(span))
+          append(&lanes.causes[part.cause], part.begin_us, part.end_us);
+      }
       if (issue.is(schedule::Kind::kFinishUpdate))
         append(&lanes.waits_update, span.issued_us, span.start_us);
       continue;
@@ -115,6 +125,12 @@ Lanes lanes_of(const simulate::Program& program, const std::vector<SimulatedSpan
   }
   lanes.messages = merged(messages[Lane::kIntra], messages[Lane::kInter]);
   return lanes;
+}
+
+Cause cause_of(Lane lane) {
+  constexpr schedule::PerLane<Cause> kOf{Cause::kIntra, Cause::kInter, Cause::kUpdate,
+                                         Cause::kUpdate, Cause::kPeers};
+  return kOf[lane];
 }
 
 double slack(const Intervals& waits, const Lanes& lanes, const Intervals& modules, bool on_cpu) {
@@ -141,10 +157,25 @@ const char* name_of(Cause cause) {
   return kNames.at(static_cast<std::size_t>(cause));
 }
 
+Why critical_causes(const simulate::Programs& programs, const simulate::Execution& execution,
+                    core::Owner rank) {
+  return [&, rank](const SimulatedSpan& span) {
+    std::vector<Awaited> wait;
+    for (const auto& part : simulate::critical_path(execution, rank, span.issue, span.issued_us)) {
+      if (part.begin_us >= span.start_us) break;
+      wait.push_back({cause_of(programs[part.rank].issue(part.issue).lane()), part.begin_us,
+                      std::min(part.end_us, span.start_us)});
+    }
+    return wait;
+  };
+}
+
 RankStep measure(const simulate::Program& program, const std::vector<SimulatedSpan>& timeline,
-                 int step, const Surroundings& around) {
+                 int step, const Surroundings& around, const Why& why) {
   const std::vector<double> ends = ends_of(program, timeline);
-  const Lanes lanes = lanes_of(program, timeline, around);
+  const Interval whole{ends[event_of(step, Phase::kForward) - 1],
+                       ends[event_of(step, Phase::kStep)]};
+  const Lanes lanes = lanes_of(program, timeline, around, whole, why);
   RankStep result;
   for (const Phase phase : kPhases) {
     const std::size_t event = event_of(step, phase);
@@ -156,20 +187,14 @@ RankStep measure(const simulate::Program& program, const std::vector<SimulatedSp
       result.beside_us[phase][lane] = length(common(lanes.busy[lane], modules));
     }
     const Intervals waits = common(lanes.waits, window);
-    Intervals left = without(waits, lanes.waits_outside);
+    const Intervals left = without(waits, lanes.waits_outside);
     result.slack_us[phase] = slack(left, lanes, modules, around.on_cpu);
+    for (const Cause cause : kCauses)
+      result.waits_us[phase][cause] = length(common(lanes.causes[cause], window));
     result.waits_us[phase][Cause::kOutside] = length(common(waits, lanes.waits_outside));
     const Intervals messages = common(lanes.messages, window);
     result.messages_us += length(messages);
     result.awaited_us += length(common(messages, without(left, lanes.waits_update)));
-    const std::pair<Cause, Lane> of_lanes[] = {{Cause::kIntra, Lane::kIntra},
-                                               {Cause::kInter, Lane::kInter},
-                                               {Cause::kUpdate, Lane::kUpdate}};
-    for (const auto& [cause, lane] : of_lanes) {
-      result.waits_us[phase][cause] = length(common(left, lanes.busy[lane]));
-      left = without(left, lanes.busy[lane]);
-    }
-    result.waits_us[phase][Cause::kPeers] = length(left);
   }
   for (const SimulatedSpan& span : timeline) {
     const simulate::Issue& issue = program.issue(span.issue);

@@ -18,8 +18,9 @@ inline constexpr core::EachOf<Phase, kNumPhases> kPhases;
 template <typename T>
 using PerPhase = core::ByEnum<Phase, T, kNumPhases>;
 
-/// A wait for what FSDP2 moves beside the engine counts as kOutside. Another wait counts for the
-/// lane that is busy meanwhile; the one nearest to compute comes first.
+/// A wait for what FSDP2 moves beside the engine counts as kOutside. Another wait counts, time by
+/// time, for what its critical path goes through: messages inside a node or between nodes, updates
+/// (with their messages inside a slot), or modules of peers.
 enum class Cause : int { kOutside, kIntra, kInter, kUpdate, kPeers };
 inline constexpr int kNumCauses = 5;
 inline constexpr core::EachOf<Cause, kNumCauses> kCauses;
@@ -52,11 +53,25 @@ struct Surroundings {
   std::optional<core::UnitIndex> fsdp2_unit{};  ///< whose messages are FSDP2's
 };
 
+/// A part of a wait.
+struct Awaited {
+  Cause cause;
+  double begin_us;
+  double end_us;
+};
+
+/// Returns why compute waited for the operation of a span, in ascending parts.
+using Why = std::function<std::vector<Awaited>(const simulate::SimulatedSpan&)>;
+
+/// Returns the critical path of such a wait of a rank. All arguments outlive the result.
+Why critical_causes(const simulate::Programs& programs, const simulate::Execution& execution,
+                    core::Owner rank);
+
 /// A step's place in a program: its events are 3 * step and the two after it.
 /// @param timeline  of the rank, with a step before and one after.
 RankStep measure(const simulate::Program& program,
                  const std::vector<simulate::SimulatedSpan>& timeline, int step,
-                 const Surroundings& around);
+                 const Surroundings& around, const Why& why);
 
 /// Microseconds by which other work on a rank's device holds up its modules in a step. The update
 /// does, and on CPUs messages inside the node do too. Modules of a forward that are held up wait

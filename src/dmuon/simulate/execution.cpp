@@ -4,6 +4,7 @@
 #include <deque>
 
 #include "dmuon/core/error.h"
+#include "dmuon/simulate/collective.h"
 #include "dmuon/simulate/membership.h"
 
 namespace dmuon::simulate {
@@ -12,22 +13,11 @@ namespace {
 using core::Owner;
 using core::Slot;
 using layout::Axis;
-using schedule::Kind;
 using schedule::Lane;
 using schedule::Message;
 
 constexpr double kNotYet = -1;
 constexpr core::EachOf<Lane, schedule::kNumLanes> kLanes;
-
-/// A collective of a group: what its first member said it is, and who has begun it.
-struct Collective {
-  Kind kind;
-  schedule::Subject subject;
-  Message message;
-  std::vector<double> begun_us;  // [members]
-  int num_begun = 0;
-  double last_begun_us = 0;
-};
 
 struct LaneState {
   std::vector<int> issues;  // that the lane will run
@@ -47,6 +37,7 @@ struct RankState {
   std::vector<double> issued_us, end_us;  // [issues]
   int num_issued = 0;
   int blocked_on = -1;  // the issue on the compute lane that is not done
+  int computed = -1;    // the last one there that is
   double now_us = 0;
   bool queued = false;
 };
@@ -62,11 +53,13 @@ class Machine {
         ranks_(programs.size()),
         groups_(static_cast<std::size_t>(num_groups(mesh_))) {
     run_.timeline.resize(programs.size());
+    run_.origins.resize(programs.size());
     for (const Owner rank : programs.indices()) {
       RankState& own = ranks_[rank];
       own.waits_on = waits_on(programs[rank]);
       own.issued_us.assign(programs[rank].issues.size(), kNotYet);
       own.end_us.assign(programs[rank].issues.size(), kNotYet);
+      run_.origins[rank].resize(programs[rank].issues.size());
       for (int i = 0; i < programs[rank].num_issues(); ++i) {
         own.lanes[issue(rank, i).lane()].issues.push_back(i);
       }
@@ -93,6 +86,9 @@ class Machine {
  private:
   RankState& state(Owner rank) { return ranks_[rank]; }
   const Issue& issue(Owner rank, int index) const { return programs_[rank].issue(index); }
+  Origin& origin(Owner rank, int index) {
+    return run_.origins[rank][static_cast<std::size_t>(index)];
+  }
 
   double work_us(Owner rank, const Issue& of) {
     const bool on_batch = of.lane() == Lane::kUpdate || of.lane() == Lane::kSlices;
@@ -112,6 +108,7 @@ class Machine {
     while (own.blocked_on < 0 && own.num_issued < programs_[rank].num_issues()) {
       const int index = own.num_issued++;
       own.issued_us[static_cast<std::size_t>(index)] = own.now_us;
+      origin(rank, index).after = own.computed;
       if (issue(rank, index).lane() == Lane::kCompute) own.blocked_on = index;
     }
     return own.num_issued > before;
@@ -135,15 +132,24 @@ class Machine {
 
   bool start(Owner rank, LaneState* lane, int index) {
     const RankState& own = state(rank);
-    double start_us = std::max(lane->now_us, own.issued_us[static_cast<std::size_t>(index)]);
+    int after = origin(rank, index).after;
+    double start_us = own.issued_us[static_cast<std::size_t>(index)];
+    const auto wait_for = [&](int earlier, double end_us) {
+      if (end_us <= start_us) return;
+      start_us = end_us;
+      after = earlier;
+    };
+    if (lane->cursor > 0) wait_for(lane->issues[lane->cursor - 1], lane->now_us);
     for (const int earlier : own.waits_on[static_cast<std::size_t>(index)]) {
       if (earlier < 0) continue;
       const double end_us = own.end_us[static_cast<std::size_t>(earlier)];
       if (end_us == kNotYet) return false;
-      start_us = std::max(start_us, end_us);
+      wait_for(earlier, end_us);
     }
     lane->running = true;
     lane->start_us = lane->now_us = start_us;
+    origin(rank, index).after = after;
+    origin(rank, index).start_us = start_us;
     lane->messages = messages_of(rank, index);
     lane->message = 0;
     if (witness_ != nullptr) witness_->start(rank, index);
@@ -165,7 +171,9 @@ class Machine {
     if (of == Lane::kCompute) {
       own.now_us = lane.now_us;
       own.blocked_on = -1;
+      own.computed = index;
     }
+    origin(rank, index).end_us = lane.now_us;
     const auto at = static_cast<std::size_t>(index);
     own.end_us[at] = lane.now_us;
     run_.timeline[rank].push_back({index, of, own.issued_us[at], lane.start_us, lane.now_us});
@@ -179,25 +187,30 @@ class Machine {
     const auto group = static_cast<std::size_t>(own.group);
     if (!lane->begun) begin_message(rank, lane, index, own);
     const Collective& collective = groups_[group][lane->sequence];
-    double ready_us = lane->now_us;
+    const bool publishes = schedule::is_publication(collective.kind());
     const bool is_root = own.member == message.root;
     const bool is_exchange = issue(rank, index).lane() == Lane::kSlices;
-    if (rendezvous_ || is_exchange || (!schedule::is_publication(collective.kind) && is_root)) {
-      if (collective.num_begun < static_cast<int>(collective.begun_us.size())) return false;
-      ready_us = std::max(ready_us, collective.last_begun_us);
-    } else if (schedule::is_publication(collective.kind) && !is_root) {
-      const double root_us = collective.begun_us.at(static_cast<std::size_t>(message.root));
-      if (root_us == kNotYet) return false;
-      ready_us = std::max(ready_us, root_us);
+    if (rendezvous_ || is_exchange || (!publishes && is_root)) {
+      if (!collective.is_complete()) return false;
+      wait_for(collective.last(), lane, &origin(rank, index));
+    } else if (publishes && !is_root) {
+      if (!collective.has_come(message.root)) return false;
+      wait_for(collective.root(), lane, &origin(rank, index));
     }
-    lane->now_us = ready_us + durations_.message_us(rank, issue(rank, index), message);
-    if (witness_ != nullptr && !is_exchange &&
-        (schedule::is_publication(collective.kind) || is_root))
+    lane->now_us += durations_.message_us(rank, issue(rank, index), message);
+    if (witness_ != nullptr && !is_exchange && (publishes || is_root))
       witness_->receive(rank, index, {group, lane->sequence});
     lane->begun = false;
     ++lane->message;
     ++lane->sequence;
     return true;
+  }
+
+  static void wait_for(const Arrival& other, LaneState* lane, Origin* origin) {
+    if (other.at_us <= lane->now_us) return;
+    lane->now_us = other.at_us;
+    origin->late.push_back(
+        {static_cast<int>(lane->message), other.at_us, other.rank, other.issue, other.message});
   }
 
   void begin_message(Owner rank, LaneState* lane, int index, const Membership& place) {
@@ -207,29 +220,23 @@ class Machine {
     const auto [number, member, size, first, stride] = place;
     const auto group = static_cast<std::size_t>(number);
     std::deque<Collective>& collectives = groups_[group];
-    while (collectives.size() <= lane->sequence)
-      collectives.push_back(
-          {own.kind, own.subject, message, std::vector(static_cast<std::size_t>(size), kNotYet)});
+    while (collectives.size() <= lane->sequence) collectives.emplace_back(own, message, size);
     Collective& collective = collectives[lane->sequence];
-    if (collective.kind != own.kind || collective.subject != own.subject ||
-        !(collective.message == message)) {
+    if (!collective.fits(own, message)) {
       run_.violations.push_back(
           core::message("rank ", rank, ", issue ", index, ", ", describe(issue(rank, index)),
                         ": message ", lane->sequence, " of the group has root ", message.root,
                         " and ", message.bytes, " bytes, but another member's is of ",
-                        schedule::describe(collective.kind, collective.subject), " with root ",
-                        collective.message.root, " and ", collective.message.bytes, " bytes"));
+                        schedule::describe(collective.kind(), collective.subject()), " with root ",
+                        collective.message().root, " and ", collective.message().bytes, " bytes"));
     }
-    collective.begun_us.at(static_cast<std::size_t>(member)) = lane->now_us;
-    collective.last_begun_us = std::max(collective.last_begun_us, lane->now_us);
-    ++collective.num_begun;
+    collective.add(member, {lane->now_us, rank, index, static_cast<int>(lane->message)});
     if (witness_ != nullptr && of != Lane::kSlices &&
         (!schedule::is_publication(own.kind) || member == message.root))
       witness_->contribute(rank, index, {group, lane->sequence});
     lane->begun = true;
     for (int other = 0; other < size; ++other) {
-      if (other != member && collective.begun_us[static_cast<std::size_t>(other)] != kNotYet)
-        wake(Owner(first + stride * other));
+      if (other != member && collective.has_come(other)) wake(Owner(first + stride * other));
     }
   }
 
@@ -249,11 +256,11 @@ class Machine {
   void report_unmatched() {
     for (std::size_t group = 0; group < groups_.size(); ++group) {
       for (const Collective& collective : groups_[group]) {
-        if (collective.num_begun == static_cast<int>(collective.begun_us.size())) continue;
+        if (collective.is_complete()) continue;
         run_.violations.push_back(
-            core::message("group ", group, ": ", collective.num_begun, " of ",
-                          collective.begun_us.size(), " members begin a message of ",
-                          schedule::describe(collective.kind, collective.subject)));
+            core::message("group ", group, ": ", collective.num_come(), " of ", collective.size(),
+                          " members begin a message of ",
+                          schedule::describe(collective.kind(), collective.subject())));
         return;
       }
     }

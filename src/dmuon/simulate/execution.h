@@ -33,9 +33,27 @@ struct SimulatedSpan {
   double end_us;
 };
 
+/// A message that could not begin, because a member of its group had not come.
+struct LateMember {
+  int message;       ///< which of the operation's
+  double until_us;   ///< when that member came
+  core::Owner rank;  ///< the member
+  int issue;         ///< the operation to which it came
+  int its_message;   ///< which of that operation's
+};
+
+/// Why an operation was done when it was. See critical_path().
+struct Origin {
+  int after = -1;  ///< the operation of this rank at whose end it started; -1: none
+  double start_us = 0;
+  double end_us = 0;
+  std::vector<LateMember> late{};  ///< in the order of its messages
+};
+
 struct Execution {
   std::vector<std::string> violations;  ///< sentences: messages that do not fit, and what hangs
-  core::Vector<core::Owner, std::vector<SimulatedSpan>> timeline;  ///< in the order of completion
+  core::PerOwner<std::vector<SimulatedSpan>> timeline;  ///< in the order of completion
+  core::PerOwner<std::vector<Origin>> origins;          ///< [issues]
 };
 
 /// A message by its place in its group. Rows and columns of the first ranks of slots are groups

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <vector>
+
+#include "dmuon/simulate/execution.h"
+
+namespace dmuon::simulate {
+
+/// A time in which one operation of one rank was done, and what came after waited for it.
+struct PathPart {
+  core::Owner rank;
+  int issue;
+  double begin_us;
+  double end_us;
+};
+
+/// Returns what an operation waited for: the path of operations, of any rank, of which each began
+/// when the one before it ended. Work of the operation itself is on it.
+/// @param from_us  the path begins here, or where the programs begin.
+/// @returns parts in ascending order. Each begins where the one before it ends; none is empty.
+std::vector<PathPart> critical_path(const Execution& execution, core::Owner rank, int issue,
+                                    double from_us);
+
+}  // namespace dmuon::simulate
