@@ -53,6 +53,13 @@ def test_batch_norm_evaluates_by_its_running_statistics(device):
         torch.testing.assert_close(ours(values.to("emulated")).cpu(), norm(values), rtol=0, atol=0)
 
 
+def test_counts_integers_as_accelerators_do(device):
+    values = torch.tensor([0, 2, 2, 5, 5, 5], dtype=torch.int32)
+    counted = torch.histc(values.to("emulated"), bins=6, min=0, max=5)
+    assert counted.dtype == torch.int32
+    torch.testing.assert_close(counted.cpu(), torch.bincount(values).int())
+
+
 def test_random_numbers_depend_on_the_order_of_issue_alone(device):
     drawn = []
     for order in async_device.ORDERS:

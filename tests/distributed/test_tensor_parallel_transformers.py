@@ -98,6 +98,7 @@ def test_is_trained_as_on_one_process(ranks, name):
         assert error <= MOST_ERROR
 
 
+@pytest.mark.cpu("Transformers places each rank's weights on an accelerator of its own")
 def test_a_model_that_transformers_has_distributed(ranks, tmp_path):
     for error in ranks.run(train, (4,), name="Llama", folder=str(tmp_path / "model")):
         assert error <= MOST_ERROR
