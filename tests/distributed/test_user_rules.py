@@ -21,6 +21,7 @@ from refusals import REFUSED, Refusals, dedicated, expect_refusal
 from scenario import Session, assert_equal_to_reference, check
 from test_faults import THEIRS
 from test_rules import MESHES, assert_skipped_and_loaded, ids, reference_of
+from torch.distributed.fsdp import fully_shard
 from training import AHEAD, KEPT, REPLICATED, dedicate, place_of, shard, weights_of
 
 import dmuon
@@ -269,8 +270,11 @@ def test_all_ranks_raise_if_updates_fail_before_later_units_are_issued():
         assert f"of rank {rank}" in error
 
 
-def failure_on_one_rank(mesh: Any) -> tuple[str, float]:
-    """Trains with a rule that raises on rank 1, whose process lives on. Returns the error, and the seconds until it."""
+def failure_on_one_rank(mesh: Any, options: dict[str, Any], in_blocks: bool) -> tuple[str, float]:
+    """Trains with a rule that raises on rank 1, whose process lives on. Returns the error, and the seconds until it.
+
+    If parameters of AdamW are not in blocks, the others' next wait is for the weights of fully_shard's root group.
+    """
 
     def raises(update: Any, weights: Any, state: Any, options: Any) -> Any:
         if mesh.get_rank() == 1:
@@ -278,14 +282,19 @@ def failure_on_one_rank(mesh: Any) -> tuple[str, float]:
         return update
 
     dmuon.rules.register("raises_on_rank_1", after=raises)
-    model = make_gpt(depth=2)
-    dedicate(model, mesh, {**AT_ONCE, "strategy": "round_robin"})
-    shard(model, mesh)
+    linears = [nn.Linear(16, 16) for _ in range(3)]
+    model = make_gpt(depth=2) if in_blocks else nn.Sequential(nn.Embedding(50, 16), *linears, nn.Linear(16, 50))
+    dedicate(model, mesh, options)
+    if in_blocks:
+        shard(model, mesh)
+    else:
+        fully_shard(model, mesh=mesh)
     opt = dmuon.Muon(model, rule="raises_on_rank_1")
     begun = time.monotonic()
     try:
         for step in range(2):
-            loss_of(model, part(batch(step), *place_of(mesh))).backward()
+            local = part(batch(step), *place_of(mesh))
+            (loss_of(model, local) if in_blocks else model(local).square().mean()).backward()
             opt.step()
             opt.zero_grad()
     except RuntimeError as error:
@@ -294,10 +303,14 @@ def failure_on_one_rank(mesh: Any) -> tuple[str, float]:
 
 
 @pytest.mark.cpu("leaves aborted groups")
-@pytest.mark.parametrize("mesh", [(2,), (2, 2)])
-def test_the_others_raise_beside_fully_shard_though_the_rank_that_failed_lives_on(mesh):
+@pytest.mark.parametrize("in_blocks", [False, True])
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [((2,), {**AT_ONCE, "strategy": "round_robin"}), ((2, 2), {**AT_ONCE, "strategy": "round_robin"}), ((2,), {})],
+)
+def test_the_others_raise_beside_fully_shard_though_the_rank_that_failed_lives_on(mesh, options, in_blocks):
     pool = RankPool(torch.Size(mesh).numel())
-    answers = pool.run(failure_on_one_rank, mesh)
+    answers = pool.run(failure_on_one_rank, mesh, options=options, in_blocks=in_blocks)
     pool.close()
     assert "of rank 1" in answers[1][0]
     for error, seconds in answers:

@@ -197,6 +197,7 @@ void Resolver::renew(bool updates) {
       resolve(operation);
     }
   }
+  if (has_host_) performer_->leave_to_host(std::nullopt);
 }
 
 void Resolver::free_weights() {

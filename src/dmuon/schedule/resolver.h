@@ -30,8 +30,9 @@ class Performer {
   virtual void perform(const Operation& operation) = 0;
 
   /// Says that the host framework's own collectives may come next: before this use, after this
-  /// backward or, without a trigger, at the end of the whole backward. Comes at the same place
-  /// between operations on every rank, also on ranks that skipped the unit.
+  /// backward or, without a trigger, at the end of the whole backward and after new weights, which
+  /// a forward follows. Comes at the same place between operations on every rank, also on ranks
+  /// that skipped the unit.
   virtual void leave_to_host(const std::optional<Trigger>& trigger) = 0;
 };
 
