@@ -40,6 +40,12 @@ class Run:
         return [tensor.clone() for state in states for tensor in state.values() if type(tensor) is torch.Tensor]
 
 
+def popped(state: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    name, tensor = state.popitem()
+    state[name] = tensor
+    return [tensor]
+
+
 WAYS: list[Callable[[dict[str, torch.Tensor]], list[Any]]] = [
     lambda state: [state[name] for name in state],
     lambda state: [state.get(name) for name in list(state)],
@@ -52,6 +58,8 @@ WAYS: list[Callable[[dict[str, torch.Tensor]], list[Any]]] = [
     lambda state: list(copy.copy(state).values()),
     lambda state: [state.setdefault(name) for name in state],
     lambda state: [repr(state)],
+    popped,
+    lambda state: [state.pop(next(iter(state)))],
 ]
 
 

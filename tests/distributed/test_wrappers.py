@@ -107,12 +107,14 @@ REPLICAS = {
     "plain": ddp,
     "in fabric": lambda model: _FabricModule(ddp(model), model),
     "compiled": lambda model: compiled(ddp(model)),
+    "inside": lambda model: nn.Sequential(ddp(model)),
 }
 
 
 @refused("dedicate_params: model: expected a plain module", "got DistributedDataParallel", around="plain")
 @refused("dedicate_params: model: expected a plain module", "got DistributedDataParallel", around="in fabric")
 @refused("dedicate_params: model: expected a plain module", "got DistributedDataParallel", around="compiled")
+@refused("got DistributedDataParallel around '0'", "replicated=True", around="inside")
 def dedicate_a_replica(mesh: Any, around: str) -> None:
     dmuon.dedicate_params(REPLICAS[around](make_gpt(depth=1)), mesh)
 

@@ -153,6 +153,15 @@ TEST(Coefficients, SchedulesExistForTheirStepsAlone) {
   EXPECT_THROW(resolve("cubic5", 4), core::InvalidArgument);
 }
 
+TEST(Coefficients, TheSetOfOthersThatIsNoneOfOursIsAnsweredWithTheReason) {
+  try {
+    resolve("aol", 4);
+    FAIL();
+  } catch (const core::InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find("above 0.88 to negative"), std::string::npos);
+  }
+}
+
 TEST(Coefficients, AnUnknownNameIsAnsweredWithTheKnownOnes) {
   try {
     resolve("polar", 5);

@@ -48,6 +48,11 @@ class OwnedState(dict[str, torch.Tensor]):
         self._finish_update()
         return super().pop(name, *default)
 
+    def popitem(self) -> tuple[str, torch.Tensor]:
+        """Removes a name and its tensor, and returns them."""
+        self._finish_update()
+        return super().popitem()
+
     def setdefault(self, name: str, default: Any = None) -> Any:
         """Returns a tensor, or adds `default`."""
         self._finish_update()

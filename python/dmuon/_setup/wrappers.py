@@ -26,11 +26,21 @@ def unwrapped(model: Any) -> Any:
 def refused_wrapper(model: Any) -> str | None:
     """Returns the class name of a wrapper, at any depth, under which no model can train; None if there is none."""
     while isinstance(model, nn.Module):
-        for name in _REFUSED:
-            if any(base.__name__ == name for base in type(model).__mro__):
-                return name
+        if (name := _refused_class(model)) is not None:
+            return name
         model = _child(model, _FORWARD)
     return None
+
+
+def check_no_wrapper_inside(model: nn.Module) -> None:
+    """Refuses a model of which a part is in a wrapper that copies parameters.
+
+    Raises:
+        ValueError: names the part.
+    """
+    for path, module in model.named_modules():
+        if (wrapper := _refused_class(module)) is not None:
+            raise ValueError(_refusal("dedicate_params", wrapper, f" around '{path}'"))
 
 
 def plain_module(model: nn.Module, function: str) -> nn.Module:
@@ -43,14 +53,23 @@ def plain_module(model: nn.Module, function: str) -> nn.Module:
         hint = ": pass the model, not its parameters" if isinstance(model, torch.Tensor) else ""
         raise ValueError(f"{function}: model: expected a torch.nn.Module, got {type(model).__name__}{hint}")
     if (wrapper := refused_wrapper(model)) is not None:
-        copies = wrapper in ("DistributedDataParallel", "DataParallel")
-        raise ValueError(
-            f"{function}: model: expected a plain module, or one under fully_shard, got {wrapper}, which copies or "
-            f"cuts parameters by itself. Expected: "
-            f"{IN_PLACE_OF_DDP if copies else 'the model without it; dmuon and fully_shard average all gradients'}."
-        )
+        raise ValueError(_refusal(function, wrapper))
     plain: nn.Module = unwrapped(model)
     return plain
+
+
+def _refused_class(module: nn.Module) -> str | None:
+    bases = {base.__name__ for base in type(module).__mro__}
+    return next((name for name in _REFUSED if name in bases), None)
+
+
+def _refusal(function: str, wrapper: str, where: str = "") -> str:
+    copies = wrapper in ("DistributedDataParallel", "DataParallel")
+    return (
+        f"{function}: model: expected a plain module, or one under fully_shard, got {wrapper}{where}, which copies or "
+        f"cuts parameters by itself. Expected: "
+        f"{IN_PLACE_OF_DDP if copies else 'the model without it; dmuon and fully_shard average all gradients'}."
+    )
 
 
 def _child(model: Any, names: tuple[str, ...]) -> nn.Module | None:
