@@ -1,6 +1,10 @@
-"""At exit all failed meshes have one grace together."""
+"""A program that ends: it waits for late updates for a while, and for a user's function until that returns."""
 
+import subprocess
+import sys
 import time
+
+import pytest
 
 from dmuon._setup import groups
 
@@ -11,8 +15,9 @@ class Stuck:
     def failure(self) -> str:
         return "its update has failed"
 
-    def leave(self, grace_ms: int) -> None:
+    def leave(self, grace_ms: int) -> str:
         time.sleep(grace_ms / 1000)
+        return self.failure()
 
 
 class Healthy(Stuck):
@@ -21,21 +26,62 @@ class Healthy(Stuck):
     def failure(self) -> str:
         return ""
 
-    def leave(self, grace_ms: int) -> None:
+    def leave(self, grace_ms: int) -> str:
         self.grace_ms = grace_ms
+        return self.failure()
 
 
 def shared_by(mesh):
     return groups._Shared(mesh, groups=(), ranks=None, others=[])
 
 
-def test_several_failed_meshes_have_no_more_time_than_one(monkeypatch):
+def test_several_failed_meshes_have_no_more_time_than_one(monkeypatch, caplog):
     healthy = Healthy()
     monkeypatch.setattr(groups, "_engine_groups", {(0,): shared_by(Stuck()), (1,): shared_by(healthy)})
     monkeypatch.setattr(groups, "_over", [shared_by(Stuck()) for _ in range(20)])
     monkeypatch.setattr(groups, "_GRACE_S", 0.2)
+    monkeypatch.setattr(groups._C, "end_user_functions", lambda: None)  # this process goes on
     begun = time.monotonic()
     groups._leave()
     assert time.monotonic() - begun < 2
     assert healthy.grace_ms > 100, "those that have failed do not take its time"
     assert not groups._engine_groups and not groups._over
+    assert caplog.text.count("its update has failed") == 21, "once for each that has failed"
+
+
+PROGRAM = """
+import sys, time, torch, dmuon
+from dmuon._setup import groups
+
+groups._GRACE_S = {grace_s}
+
+def after(update, weights, state, options):
+    time.sleep(0.5)
+    if {fails}:
+        raise ValueError("no such thing")
+    return update
+
+dmuon.rules.register("slow", after=after)
+model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+dmuon.dedicate_params(model, late_updates=True, costs="modelled")
+opt = dmuon.Muon(model, rule="slow")
+model(torch.ones(2, 8)).sum().backward()
+opt.step()
+"""
+
+
+def ended(grace_s: float, fails: bool) -> str:
+    """Runs a program that ends while a user's function sleeps. Returns what it has written."""
+    program = PROGRAM.format(grace_s=grace_s, fails=fails)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    return run.stderr
+
+
+def test_an_error_that_no_call_raises_is_a_warning():
+    assert "rule 'slow': ValueError: no such thing" in ended(grace_s=30, fails=True)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_thread_does_not_come_back_to_an_interpreter_that_has_ended(fails):
+    assert "Fatal" not in ended(grace_s=0.1, fails=fails)

@@ -177,8 +177,8 @@ def forget(members: Sequence[int]) -> None:
         mesh, ranks = _over[-1].mesh, _over[-1].ranks
         if ranks.device_type == "cpu":  # on devices the mesh's own groups are aborted, and not used again
             mesh.look_away()
-        if failure := mesh.failure():  # a late update's may not have been raised yet
-            logger.warning("dmuon: dedicate_params replaces groups, because a training has failed: %s", failure)
+        if error := mesh.unraised():  # of a late update
+            logger.warning("dmuon: dedicate_params replaces groups, because a training has failed: %s", error)
         for group in [group for group in _groups if group.everyone == ranks.everyone]:
             del _groups[group]
 
@@ -193,7 +193,9 @@ def _leave() -> None:
     end = time.monotonic() + _GRACE_S
     meshes = [shared.mesh for shared in [*_engine_groups.values(), *_over]]
     for mesh in sorted(meshes, key=lambda mesh: bool(mesh.failure())):  # what has failed takes nobody's time
-        mesh.leave(grace_ms=max(0, math.ceil(1000 * (end - time.monotonic()))))
+        if error := mesh.leave(grace_ms=max(0, math.ceil(1000 * (end - time.monotonic())))):
+            logger.warning("dmuon: the program has ended before a call could raise an error: %s", error)
+    _C.end_user_functions()
     _engine_groups.clear()
     _over.clear()
 

@@ -60,6 +60,8 @@ void init_user_rules(py::module_& module) {
              return std::make_shared<UserFunction>(std::move(made));
            }),
            py::arg("name"), py::arg("states"), py::arg("moves_weights"), py::arg("call"));
+  module.def("end_user_functions", &optim::end_user_functions,
+             py::call_guard<py::gil_scoped_release>());
 }
 
 // Of one stored matrix, by the names of the rule's states.

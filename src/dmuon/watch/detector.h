@@ -84,7 +84,10 @@ class Detector {
   ///                on from rank to rank, so others may wait for them still.
   bool end(const std::string& why, bool failed = false);
   /// An error has been raised on the host, as end() says too. So it waits nowhere outside of dmuon.
-  void raised() { host_knows_ = true; }
+  void raised() {
+    host_knows_ = true;
+    unraised_.clear();
+  }
   /// As end(). Takes back what the rank has come to beyond these numbers, because some of it may
   /// not happen. Later ones do not count either. But they have their numbers, so that a wait of
   /// this rank misses others that never come.
@@ -92,6 +95,8 @@ class Detector {
 
   /// Returns the reason why the rank is over; empty if it is not.
   const std::string& failure() const { return own_.over; }
+  /// Returns the error that end_after() has told, or would have, while the host has raised none.
+  const std::string& unraised() const { return unraised_; }
   Report report(std::int64_t now_ms) const;
   /// Returns the number of operations that the rank has come to, also of those taken back.
   std::int64_t num_operations() const;
@@ -150,7 +155,8 @@ class Detector {
   std::array<std::int64_t, kNumRendezvous> come_{};  // as own_.reached, but nothing is taken back
   /// The operation in which it has left, by number and words.
   std::optional<std::pair<std::int64_t, std::string>> left_;
-  bool taken_back_ = false;      // by end_after()
+  bool taken_back_ = false;  // by end_after()
+  std::string unraised_;
   bool host_knows_ = false;      // that the rank is over; an update's lane may have ended it
   bool host_waits_ = false;      // in begin_wait()
   bool device_waits_ = false;    // at the last see_device()

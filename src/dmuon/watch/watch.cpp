@@ -149,6 +149,11 @@ std::string Watch::failure() {
   return detector_.failure();
 }
 
+std::string Watch::unraised() {
+  const Lock lock = service_.lock();
+  return detector_.unraised();
+}
+
 bool Watch::over_after(std::int64_t operation, std::int64_t update, const std::string& why) {
   return end([&](Detector* of) { of->end_after(operation, update, why); });
 }

@@ -103,9 +103,10 @@ std::vector<Group> SharedMesh::groups_of_words() const {
   return groups;
 }
 
-void SharedMesh::leave(std::chrono::milliseconds grace) {
-  if (getpid() != process) return;
+std::string SharedMesh::leave(std::chrono::milliseconds grace) {
+  if (getpid() != process) return {};
   const std::string why = "its program has ended";
+  const std::string before = watch->unraised();
   // A process that ends does not wait for a store that does not answer.
   if (!watch->over(why)) static_cast<void>(new std::shared_ptr<watch::Watch>(watch));  // NOLINT
   const auto end = std::chrono::steady_clock::now() + grace;
@@ -120,9 +121,11 @@ void SharedMesh::leave(std::chrono::milliseconds grace) {
       return false;
     }
   };
-  if (std::ranges::all_of(*lanes, ends_in_time)) return;
-  give_up_all({along.values}, why);
-  if (tensor_parallel) give_up_all({{&tensor_parallel->slices, 1}}, why);
+  if (!std::ranges::all_of(*lanes, ends_in_time)) {
+    give_up_all({along.values}, why);
+    if (tensor_parallel) give_up_all({{&tensor_parallel->slices, 1}}, why);
+  }
+  return before.empty() ? watch->unraised() : before;
 }
 
 }  // namespace dmuon::wire

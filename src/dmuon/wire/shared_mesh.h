@@ -137,7 +137,8 @@ struct SharedMesh {
 
   /// Call this when the process ends. Gives operations up that have not happened within `grace`. So
   /// a rank that failed ends, and its peers raise, before any timeout. A no-op in a forked child.
-  void leave(std::chrono::milliseconds grace);
+  /// @returns  an error of a late update that no call has raised; else empty.
+  std::string leave(std::chrono::milliseconds grace);
 
   /// Call this after a failure, when another training begins on these ranks. `others` are that
   /// training's from now on: they are not given up any more.

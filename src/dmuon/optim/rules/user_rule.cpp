@@ -1,9 +1,12 @@
 #include "dmuon/optim/rules/user_rule.h"
 
 #include <ATen/ops/where.h>
+#include <unistd.h>
 
+#include <condition_variable>
 #include <cstddef>
 #include <exception>
+#include <mutex>
 #include <utility>
 
 #include "dmuon/core/error.h"
@@ -23,6 +26,36 @@ std::vector<Tensor> matrices_of(const Tensor& all, bool transposed) {
   return matrices;
 }
 
+// All threads in which a user's function runs, or tensors are freed that it has seen.
+struct Calls {
+  const pid_t process = getpid();
+  std::mutex mutex;
+  std::condition_variable changed;
+  int num_running = 0;
+  bool are_over = false;
+};
+
+Calls& calls() {
+  static auto* all = new Calls;  // never freed: threads may outlive the program's statics
+  return *all;
+}
+
+class Running {
+ public:
+  Running() {
+    const std::scoped_lock lock(calls().mutex);
+    core::require(!calls().are_over, "the program has ended");
+    ++calls().num_running;
+  }
+  ~Running() {
+    const std::scoped_lock lock(calls().mutex);
+    --calls().num_running;
+    calls().changed.notify_all();
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+};
+
 Tensor copy_of(const Tensor& matrix) { return matrix.clone(at::MemoryFormat::Contiguous); }
 
 void check(const std::string& rule, const std::string& what, const Tensor& got,
@@ -39,6 +72,13 @@ void check(const std::string& rule, const std::string& what, const Tensor& got,
 }
 
 }  // namespace
+
+void end_user_functions() {
+  if (getpid() != calls().process) return;
+  std::unique_lock lock(calls().mutex);
+  calls().are_over = true;
+  calls().changed.wait(lock, [] { return calls().num_running == 0; });
+}
 
 State user_state(std::string name, std::optional<std::int64_t> rows,
                  std::optional<std::int64_t> cols) {
@@ -83,6 +123,7 @@ void UserRule::apply(const Piece& piece, const Orthogonalised& orthogonalised) c
   std::vector<std::vector<Tensor>> states;
   for (std::size_t k = 1; k < piece.states.size(); ++k) states.push_back(matrices(piece.states[k]));
   for (std::size_t i = 0; i < updates.size(); ++i) {
+    const Running running;
     UserMatrix matrix{
         copy_of(updates[i]),
         copy_of(weights[i]),

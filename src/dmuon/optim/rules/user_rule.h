@@ -39,6 +39,11 @@ struct UserFunction {
   std::function<UserResult(const UserMatrix&)> call;
 };
 
+/// Lets no user's function begin any more, and returns when none runs. A program calls it when it
+/// ends, because threads must not come back to its interpreter later. Updates then fail. A no-op
+/// in a forked child, which has no such threads.
+void end_user_functions();
+
 /// Returns a state with these sizes for a matrix that is [out, in]; nullopt means the matrix's own
 /// rows or columns. A matrix that is stored transposed has its state transposed too.
 State user_state(std::string name, std::optional<std::int64_t> rows,
