@@ -177,8 +177,8 @@ def forget(members: Sequence[int]) -> None:
         mesh, ranks = _over[-1].mesh, _over[-1].ranks
         if ranks.device_type == "cpu":  # on devices the mesh's own groups are aborted, and not used again
             mesh.look_away()
-        if error := mesh.unraised():  # of a late update
-            logger.warning("dmuon: dedicate_params replaces groups, because a training has failed: %s", error)
+        if failure := mesh.failure():  # a late update's may not have been raised yet
+            logger.warning("dmuon: dedicate_params replaces groups, because a training has failed: %s", failure)
         for group in [group for group in _groups if group.everyone == ranks.everyone]:
             del _groups[group]
 

@@ -52,7 +52,6 @@ void init_wire(py::module_& module) {
           py::arg("group"))
       .def("look_away", &SharedMesh::look_away)
       .def("failure", [](const SharedMesh& mesh) { return mesh.watch->failure(); })
-      .def("unraised", [](const SharedMesh& mesh) { return mesh.watch->unraised(); })
       .def(
           "leave",
           [](SharedMesh& mesh, int grace_ms) {

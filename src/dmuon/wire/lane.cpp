@@ -219,9 +219,8 @@ class Lane::Stream {
 
   void enqueue(const Work& operation, const std::vector<Event>& after, Event::State& done) {
     const c10::Device device = stream_.device();
-    c10::Event issued(device.type());
-    issued.record(guard_.getStream(device));
-    issued.block(stream_);
+    const c10::Stream current = guard_.getStream(device);
+    order(current, stream_);
     done.event.emplace(device.type());
     const PlainMode plain;
     const c10::StreamGuard on_lane(stream_);
@@ -234,8 +233,20 @@ class Lane::Stream {
       const std::exception_ptr error = std::current_exception();
       done.event.reset();
       done.happen(error);
-      if (purpose_ == Purpose::kMessages) error_ = error;
+      if (purpose_ == Purpose::kMessages) {
+        error_ = error;
+      } else {
+        // What it has queued may use memory that is freed later. Nobody waits for its event.
+        order(stream_, current);
+      }
     }
+  }
+
+  // What `second` gets from now on waits for what `first` has.
+  static void order(const c10::Stream& first, const c10::Stream& second) {
+    c10::Event event(first.device_type());
+    event.record(first);
+    event.block(second);
   }
 
   bool ends_before(std::chrono::steady_clock::time_point end) {
