@@ -312,5 +312,19 @@ TEST_F(DetectorTest, HasLeftUntilItComesToAnythingElse) {
   }
 }
 
+TEST(Detector, KeepsAnErrorThatNoCallHasRaised) {
+  Detector raises(0, 2, std::chrono::seconds(10));
+  raises.end_after(1, 0, "an update has failed");
+  EXPECT_EQ(raises.unraised(), "an update has failed");
+  raises.raised();
+  EXPECT_EQ(raises.unraised(), "");
+  raises.end_after(1, 0, "the next one has failed too");
+  EXPECT_EQ(raises.unraised(), "");
+  Detector leaves(0, 2, std::chrono::seconds(10));
+  leaves.end("its program has ended");
+  leaves.end_after(1, 0, "an update has failed");
+  EXPECT_EQ(leaves.unraised(), "an update has failed");
+}
+
 }  // namespace
 }  // namespace dmuon::watch

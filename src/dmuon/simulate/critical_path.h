@@ -8,10 +8,10 @@ namespace dmuon::simulate {
 
 /// A time in which one operation of one rank was done, and what came after waited for it.
 struct PathPart {
-  core::Owner rank;
-  int issue;
-  double begin_us;
-  double end_us;
+  core::Owner rank{};
+  int issue = 0;
+  double begin_us = 0;
+  double end_us = 0;
 };
 
 /// Returns what an operation waited for: the path of operations, of any rank, of which each began

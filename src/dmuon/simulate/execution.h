@@ -35,11 +35,11 @@ struct SimulatedSpan {
 
 /// A message that could not begin, because a member of its group had not come.
 struct LateMember {
-  int message;       ///< which of the operation's
-  double until_us;   ///< when that member came
-  core::Owner rank;  ///< the member
-  int issue;         ///< the operation to which it came
-  int its_message;   ///< which of that operation's
+  int message = 0;      ///< which of the operation's
+  double until_us = 0;  ///< when that member came
+  core::Owner rank{};   ///< the member
+  int issue = 0;        ///< the operation to which it came
+  int its_message = 0;  ///< which of that operation's
 };
 
 /// Why an operation was done when it was. See critical_path().

@@ -68,7 +68,8 @@ bool Detector::become_over(const std::string& why) {
 }
 
 bool Detector::end(const std::string& why, bool failed) {
-  raised();
+  host_knows_ = true;
+  if (failed) raised();
   if (!become_over(why)) return false;
   if (failed && host_waits_ && own_.awaited != Rendezvous::kOperation)
     own_.reached[static_cast<std::size_t>(*own_.awaited)] = own_.number - 1;
@@ -76,7 +77,7 @@ bool Detector::end(const std::string& why, bool failed) {
 }
 
 void Detector::end_after(std::int64_t operation, std::int64_t update, const std::string& why) {
-  unraised_ = why;
+  if (!has_raised_) unraised_ = why;
   if (!become_over(why)) return;
   taken_back_ = true;
   own_.take_back_to(operation);

@@ -85,7 +85,7 @@ class Detector {
   bool end(const std::string& why, bool failed = false);
   /// An error has been raised on the host, as end() says too. So it waits nowhere outside of dmuon.
   void raised() {
-    host_knows_ = true;
+    host_knows_ = has_raised_ = true;
     unraised_.clear();
   }
   /// As end(). Takes back what the rank has come to beyond these numbers, because some of it may
@@ -95,7 +95,7 @@ class Detector {
 
   /// Returns the reason why the rank is over; empty if it is not.
   const std::string& failure() const { return own_.over; }
-  /// Returns the error that end_after() has told, or would have, while the host has raised none.
+  /// Returns the newest error that end_after() was given. Empty if any has been raised.
   const std::string& unraised() const { return unraised_; }
   Report report(std::int64_t now_ms) const;
   /// Returns the number of operations that the rank has come to, also of those taken back.
@@ -156,6 +156,7 @@ class Detector {
   /// The operation in which it has left, by number and words.
   std::optional<std::pair<std::int64_t, std::string>> left_;
   bool taken_back_ = false;  // by end_after()
+  bool has_raised_ = false;  // any error, on the host
   std::string unraised_;
   bool host_knows_ = false;      // that the rank is over; an update's lane may have ended it
   bool host_waits_ = false;      // in begin_wait()

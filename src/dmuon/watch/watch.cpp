@@ -116,6 +116,7 @@ void Watch::Waiting::check() const {
     why = watch_->detector_.error();
   }
   if (why.empty()) return;
+  watch_->raised();
   watch_->over(why);
   watch_->give_up_(why);
   throw core::CommError(why);
