@@ -5,7 +5,6 @@ import sys
 import time
 
 import pytest
-
 from dmuon._setup import groups
 
 
