@@ -24,7 +24,7 @@ DEVICE = (
     Planted(
         "lane_runs_ahead_of_compute",
         LANE,
-        "    issued.block(stream_);\n",
+        "    order(current, stream_);\n",
         "",
         "A lane sends gradients that are not yet computed, and fills a buffer that is still read.",
         on_device=True,

@@ -160,8 +160,8 @@ ENGINE = (
     Planted(
         "owed_backward_gives_nothing",
         ENGINE_CPP,
-        "  if (backward) give_placeholder_gradients();\n",
-        "",
+        "    resolver_.run_owed_backward();\n    give_placeholder_gradients();\n",
+        "    resolver_.run_owed_backward();\n",
         "An owner that ran no backward, where others did, does not update what it owns.",
     ),
     # Order, buffers, norms.

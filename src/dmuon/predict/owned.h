@@ -29,8 +29,9 @@ simulate::Programs owned_programs(const Setting& setting, const simulate::Job& j
 /// Returns what a rank issues in a step after the first, in order, without that wait.
 std::vector<simulate::Issue> owned_step(const Setting& setting, core::Owner rank);
 
-/// Returns the bytes that each rank receives from the others of its slot in an update, or sends to
-/// them, whichever is more: slices of directions in fp32, and of results in the iteration's dtype.
+/// Returns the bytes that each rank receives from the others of its slot in an update, or the bytes
+/// that it sends to them, whichever are more. Directions travel in fp32, results in the iteration's
+/// dtype.
 core::PerOwner<double> exchanged_bytes(const plan::Plan& plan);
 
 /// The durations of these steps, operation by operation.

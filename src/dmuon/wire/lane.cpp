@@ -236,13 +236,13 @@ class Lane::Stream {
       if (purpose_ == Purpose::kMessages) {
         error_ = error;
       } else {
-        // What it has queued may use memory that is freed later. Nobody waits for its event.
+        // Nobody waits for its event, and memory that its kernels use may be freed later.
         order(stream_, current);
       }
     }
   }
 
-  // What `second` gets from now on waits for what `first` has.
+  // Work that `second` gets from now on waits for all that `first` has.
   static void order(const c10::Stream& first, const c10::Stream& second) {
     c10::Event event(first.device_type());
     event.record(first);
