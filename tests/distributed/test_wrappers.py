@@ -114,7 +114,7 @@ REPLICAS = {
 @refused("dedicate_params: model: expected a plain module", "got DistributedDataParallel", around="plain")
 @refused("dedicate_params: model: expected a plain module", "got DistributedDataParallel", around="in fabric")
 @refused("dedicate_params: model: expected a plain module", "got DistributedDataParallel", around="compiled")
-@refused("got DistributedDataParallel around '0'", "replicated=True", around="inside")
+@refused("got DistributedDataParallel at '0'", "replicated=True", around="inside")
 def dedicate_a_replica(mesh: Any, around: str) -> None:
     dmuon.dedicate_params(REPLICAS[around](make_gpt(depth=1)), mesh)
 

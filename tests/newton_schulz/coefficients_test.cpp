@@ -153,7 +153,7 @@ TEST(Coefficients, SchedulesExistForTheirStepsAlone) {
   EXPECT_THROW(resolve("cubic5", 4), core::InvalidArgument);
 }
 
-TEST(Coefficients, TheSetOfOthersThatIsNoneOfOursIsAnsweredWithTheReason) {
+TEST(Coefficients, AolIsRefusedWithTheReason) {
   try {
     resolve("aol", 4);
     FAIL();

@@ -64,6 +64,9 @@ TEST(Predict, CountsTheBytesOfASlot) {
   for (plan::Parameter& parameter : setting.plan.inventory) parameter.tensor_parallel = true;
   ASSERT_NE(setting.plan.owner.front(), setting.plan.owner.back());
   for (const double bytes : exchanged_bytes(setting.plan)) EXPECT_EQ(bytes, 0.5e6 * (4 + 2));
+  setting.plan.costs = plan::with_exchange(setting.plan.costs, setting.device, 2);
+  EXPECT_EQ(predict(setting, Contender::kDmuon).intra_bytes, 0.5e6 * (4 + 2));
+  EXPECT_EQ(predict(setting, Contender::kAdamW).intra_bytes, 0);
   for (const core::ParameterIndex matrix : setting.plan.inventory.indices())
     setting.plan.owner[matrix] = core::Owner(1);
   EXPECT_EQ(exchanged_bytes(setting.plan)[core::Owner(0)], 1e6 * 4);

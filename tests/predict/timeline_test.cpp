@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 namespace dmuon::predict {
 namespace {
 
@@ -59,6 +61,32 @@ TEST(Measure, AWaitCountsForWhatItWaitsFor) {
   EXPECT_EQ(waits[Cause::kInter], 0);
   EXPECT_EQ(waits[Cause::kUpdate], 4.5);
   EXPECT_EQ(waits[Cause::kPeers], 0.5);
+}
+
+// A wait of rank 0 from 1 to 7, for an update of rank 1 that begins when its module has ended.
+TEST(CriticalCauses, AreThoseOfTheLanesOnThePath) {
+  OneRank waits;
+  waits.add(0, Kind::kPublishIntra, Lane::kIntra, 1, 1, 7);
+  waits.add(0, Kind::kAwaitWeights, Lane::kCompute, 1, 7, 7);
+  OneRank late;
+  late.compute(0, Compute::kBackward, 0, 2);
+  late.add(0, Kind::kGather, Lane::kSlices, 2, 2, 3);
+  late.add(0, Kind::kOrthogonalise, Lane::kUpdate, 3, 3, 4);
+  late.add(0, Kind::kPublishInter, Lane::kInter, 4, 4, 6);
+  late.add(0, Kind::kPublishIntra, Lane::kIntra, 6, 6, 7);
+  const simulate::Programs programs{waits.program, late.program};
+  simulate::Execution execution;
+  execution.origins = {{{-1, 1, 7, {{0, {6, core::Owner(1), 4, 0}}}}, {0, 7, 7}},
+                       {{-1, 0, 2}, {0, 2, 3}, {1, 3, 4}, {2, 4, 6}, {3, 6, 7}}};
+  const auto wait = critical_causes(programs, execution, core::Owner(0))(waits.timeline.back());
+  const std::vector<std::tuple<Cause, double, double>> expected{{Cause::kPeers, 1, 2},
+                                                                {Cause::kUpdate, 2, 3},
+                                                                {Cause::kUpdate, 3, 4},
+                                                                {Cause::kInter, 4, 6},
+                                                                {Cause::kIntra, 6, 7}};
+  ASSERT_EQ(wait.size(), expected.size());
+  for (std::size_t i = 0; i < wait.size(); ++i)
+    EXPECT_EQ(std::tuple(wait[i].cause, wait[i].begin_us, wait[i].end_us), expected[i]);
 }
 
 TEST(Measure, AnUpdateBesideModulesSharesTheirDevice) {

@@ -142,6 +142,15 @@ TEST_F(HostResolver, LeavesToTheHostBeforeAUseAfterABackwardAndAtTheEndOfAllOfIt
             "leave at the end");
 }
 
+// A forward begins with what the host framework gathers for itself.
+TEST_F(HostResolver, LeavesToTheHostAfterNewWeights) {
+  Resolver resolver = make_host();
+  for (const bool steps : {true, false}) {
+    steps ? resolver.step() : resolver.publish();
+    EXPECT_TRUE(recorder_.take().ends_with("leave before a forward"));
+  }
+}
+
 // A rank that skipped what is before it may give it inputs that need no gradient; its autograd then
 // does not come to the end of the unit's backward, after which the host framework reduces.
 TEST_F(HostResolver, ComparesWhereABackwardHasNoEndOfItsOwn) {

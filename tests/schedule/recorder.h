@@ -32,6 +32,7 @@ class Recorder : public Performer {
   void leave_to_host(const std::optional<Trigger>& trigger) override {
     add(trigger ? core::message("leave ", *trigger) : "leave at the end");
   }
+  void leave_before_forward() override { add("leave before a forward"); }
 
   /// What has come since the last call.
   std::string take() { return std::exchange(text_, ""); }

@@ -42,8 +42,7 @@ Programs two_steps(int num_replicates, int num_shards, bool late_updates) {
   return unroll(job);
 }
 
-// Whatever a rank takes long for, the path of what comes last has all of the time, and goes on
-// where it stops.
+// The parts of each operation's path cover the time from 0 to its end.
 TEST(CriticalPath, HasNoGap) {
   for (const bool rendezvous : {false, true}) {
     for (const bool late : {false, true}) {

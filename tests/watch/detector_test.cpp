@@ -324,6 +324,9 @@ TEST(Detector, KeepsAnErrorThatNoCallHasRaised) {
   leaves.end("its program has ended");
   leaves.end_after(1, 0, "an update has failed");
   EXPECT_EQ(leaves.unraised(), "an update has failed");
+  leaves.end_after(1, 0, "the next one has failed too");
+  leaves.end("a peer is lost", /*failed=*/true);
+  EXPECT_EQ(leaves.unraised(), "an update has failed");
 }
 
 }  // namespace

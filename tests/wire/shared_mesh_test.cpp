@@ -114,7 +114,9 @@ TEST(SharedMesh, LeavesWhatDoesNotHappenInTime) {
     Event received = (*mesh.lanes)[schedule::Lane::kIntra].enqueue(
         c10::kCPU, [&mesh] { mesh.row().receive(at::ones({1000}), 1, "what nobody sends").wait(); },
         {});
-    mesh.leave(std::chrono::milliseconds(50));
+    EXPECT_EQ(mesh.leave(std::chrono::milliseconds(50)), "");
+    mesh.watch->over_after(0, 0, "the update has failed");
+    EXPECT_EQ(mesh.leave(std::chrono::milliseconds(0)), "the update has failed");
     EXPECT_THROW(received.wait(), core::CommError);
   });
   EXPECT_LT(std::chrono::steady_clock::now() - start, kTimeout);

@@ -24,8 +24,9 @@ def blocking_message(engine: _C.Engine, what: str, ranks: Ranks) -> Iterator[Non
     try:
         yield
     except RuntimeError as error:
-        end = time.monotonic() + _GRACE_S
-        while not (report := engine_groups(ranks).failure()) and time.monotonic() < end:
+        mesh, end = engine_groups(ranks), time.monotonic() + _GRACE_S
+        while not (report := mesh.failure()) and time.monotonic() < end:
             time.sleep(0.05)
+        mesh.raised()
         reported = f"{report} ({error})" if report else error
         raise RuntimeError(f"dmuon: {what} failed: a rank died, or did not come. Reported: {reported}") from error

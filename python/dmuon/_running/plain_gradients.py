@@ -151,7 +151,7 @@ class PlainGradients:
         After a backward that has `raised` it sends zeros and gives nothing.
 
         Raises:
-            ValueError: on all ranks, as `PlainParameters.agree`; or a gradient is sparse.
+            ValueError: on all ranks, as `PlainParameters.agree`; or on this one, if a gradient of its is sparse.
             RuntimeError: not all ranks are here; from the watch.
         """
         backward, self._backward = self._backward or self._begin(), None
@@ -161,7 +161,7 @@ class PlainGradients:
                 self._list(backward)
                 self._places = None
             self._send_rest(backward)
-        except ValueError:  # on all ranks, so the messages that were sent come
+        except ValueError:  # mostly on all ranks, so the messages that were sent come
             self._wait_for(backward)
             raise
         self._wait_for(backward)

@@ -35,7 +35,7 @@ class _Key(NamedTuple):
 
 
 class _Shared(NamedTuple):
-    """What models on one mesh share. Holds the groups: no other group gets their ids while they live."""
+    """Holds what models on one mesh share, and the groups, so that no new group gets one of their ids."""
 
     mesh: _C.SharedMesh
     groups: tuple[dist.ProcessGroup | None, ...]
@@ -179,6 +179,7 @@ def forget(members: Sequence[int]) -> None:
             mesh.look_away()
         if failure := mesh.failure():  # a late update's may not have been raised yet
             logger.warning("dmuon: dedicate_params replaces groups, because a training has failed: %s", failure)
+            mesh.raised()
         for group in [group for group in _groups if group.everyone == ranks.everyone]:
             del _groups[group]
 
@@ -192,12 +193,23 @@ def _leave() -> None:
     """Ends the waits of lanes at exit, so that a failed rank does not stay silent until its peers' timeouts."""
     end = time.monotonic() + _GRACE_S
     meshes = [shared.mesh for shared in [*_engine_groups.values(), *_over]]
-    for mesh in sorted(meshes, key=lambda mesh: bool(mesh.failure())):  # what has failed takes nobody's time
-        if error := mesh.leave(grace_ms=max(0, math.ceil(1000 * (end - time.monotonic())))):
-            logger.warning("dmuon: the program has ended before a call could raise an error: %s", error)
-    _C.end_user_functions()
+    try:
+        for mesh in sorted(meshes, key=lambda mesh: bool(mesh.failure())):  # what has failed takes nobody's time
+            if error := mesh.leave(grace_ms=max(0, math.ceil(1000 * (end - time.monotonic())))):
+                logger.warning("dmuon: the program has ended before a call could raise an error: %s", error)
+    finally:
+        _end_user_functions()
     _engine_groups.clear()
     _over.clear()
+
+
+def _end_user_functions() -> None:
+    """Waits until no function of a user's rule runs. Python aborts if a thread comes back to it later."""
+    end, has_warned = time.monotonic() + _GRACE_S, False
+    while not _C.end_user_functions(most_ms=200):  # in turns, between which Python handles Ctrl-C
+        if time.monotonic() > end and not has_warned:
+            logger.warning("dmuon: the program ends when a function that dmuon.rules.register was given has returned")
+            has_warned = True
 
 
 def _keep_groups() -> None:

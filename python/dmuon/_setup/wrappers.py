@@ -33,14 +33,14 @@ def refused_wrapper(model: Any) -> str | None:
 
 
 def check_no_wrapper_inside(model: nn.Module) -> None:
-    """Refuses a model of which a part is in a wrapper that copies parameters.
+    """Refuses a model that has a wrapper which copies or cuts parameters.
 
     Raises:
-        ValueError: names the part.
+        ValueError: names the wrapper's place.
     """
     for path, module in model.named_modules():
         if (wrapper := _refused_class(module)) is not None:
-            raise ValueError(_refusal("dedicate_params", wrapper, f" around '{path}'"))
+            raise ValueError(_refusal("dedicate_params", wrapper, f" at '{path}'"))
 
 
 def plain_module(model: nn.Module, function: str) -> nn.Module:

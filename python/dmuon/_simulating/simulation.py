@@ -25,7 +25,7 @@ _CAUSES = {
     "peers": "peers",
 }
 _GB = 1e9
-_MEANS = "ms: means over the devices; update: of the slowest"
+_MEANS = "ms: means over devices; update, and what others hold up: of the worst"
 
 
 @dataclasses.dataclass(frozen=True)

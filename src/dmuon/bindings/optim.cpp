@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
@@ -60,8 +61,10 @@ void init_user_rules(py::module_& module) {
              return std::make_shared<UserFunction>(std::move(made));
            }),
            py::arg("name"), py::arg("states"), py::arg("moves_weights"), py::arg("call"));
-  module.def("end_user_functions", &optim::end_user_functions,
-             py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "end_user_functions",
+      [](int most_ms) { return optim::end_user_functions(std::chrono::milliseconds(most_ms)); },
+      py::arg("most_ms"), py::call_guard<py::gil_scoped_release>());
 }
 
 // Of one stored matrix, by the names of the rule's states.

@@ -52,6 +52,7 @@ void init_wire(py::module_& module) {
           py::arg("group"))
       .def("look_away", &SharedMesh::look_away)
       .def("failure", [](const SharedMesh& mesh) { return mesh.watch->failure(); })
+      .def("raised", [](const SharedMesh& mesh) { mesh.watch->raised(); })
       .def(
           "leave",
           [](SharedMesh& mesh, int grace_ms) {

@@ -113,8 +113,10 @@ void Engine::require_all_at(const std::array<std::int64_t, 4>& here, const std::
 // Other ranks then see that this rank waits inside the host framework.
 void Engine::leave_to_host(const std::optional<schedule::Trigger>& use) {
   const std::string where =
-      use ? "in '" + layout().units[use->unit].name + "'" : "at the begin or end of a pass";
+      use ? "in '" + layout().units[use->unit].name + "'" : "at the end of a backward";
   leave("collectives of fully_shard " + where);
 }
+
+void Engine::leave_before_forward() { leave("collectives of fully_shard before a forward"); }
 
 }  // namespace dmuon::engine

@@ -93,8 +93,7 @@ class Engine : private schedule::Performer {
   /// Moves owned tensors to other ranks, and back.
   const Transfers& transfers() const { return transfers_; }
 
-  /// Says that all ranks next do `what`, outside of the engine. The Watch then knows that a rank
-  /// may be waiting there.
+  /// Tells the Watch that all ranks next do `what`, outside of the engine, and may wait there.
   void leave(const std::string& what) { mesh().watch->leave(what + " " + executor_.when()); }
 
   /// Settles, and returns when all ranks have come to `call`, outside of a step. Collective.
@@ -248,6 +247,7 @@ class Engine : private schedule::Performer {
   void before_crossing(int num_crossed) override;
   void perform(const schedule::Operation& operation) override;
   void leave_to_host(const std::optional<schedule::Trigger>& use) override;
+  void leave_before_forward() override;
   std::int64_t next_comparison();
   void require_all_at(const std::array<std::int64_t, 4>& here, const std::string& what);
   void serve(schedule::Moment moment, core::UnitIndex unit) { resolver_.serve({moment, unit}); }

@@ -79,10 +79,9 @@ const std::vector<Set>& known_sets() {
 
 Coefficients resolve(std::string_view name, int num_steps) {
   const char* expected = "resolve: coefficients must be rows (a, b, c) or";
-  core::require(
-      name != "aol",
-      "resolve: \"aol\" maps singular values above 0.88 to negative ones, unless matrices "
-      "have its authors' scaling, which dmuon has not; expected another set");
+  core::require(name != "aol",
+                "resolve: expected a set of dmuon's; got 'aol', which needs its authors' scaling: "
+                "after a division by the norm it maps singular values above 0.88 to negative ones");
   const Set& set = core::named(known_sets(), name, expected, &Set::name);
   core::require(!set.is_schedule || num_steps == std::ssize(set.rows),
                 "resolve: num_steps must be ", set.rows.size(), ", the steps of '", name, "'; got ",

@@ -70,7 +70,8 @@ class Model {
   double num_batch_;
 };
 
-// Gradient slices come from the other ranks of the group and update slices return, in fp32.
+// Slices of directions come from the other ranks of the group, and slices of results return. Both
+// count as fp32, though results travel in the iteration's dtype.
 double link_seconds(const Device& device, const Shape& shape, int num_batch, int tensor_parallel) {
   if (!shape.tensor_parallel || tensor_parallel == 1) return 0;
   const double others = (tensor_parallel - 1.0) / tensor_parallel;

@@ -71,6 +71,7 @@ class Recorder final : public schedule::Performer {
 
   void compare(const std::optional<schedule::Trigger>&) override {}
   void leave_to_host(const std::optional<schedule::Trigger>&) override {}
+  void leave_before_forward() override {}
 
   std::vector<BufferEvent> events() && { return std::move(events_); }
 

@@ -43,7 +43,7 @@ struct Prediction {
   /// the update does; on CPUs also messages inside the node.
   double beside_ms = 0;
   /// The time that the step is longer for its optimizer: the third phase without waits for
-  /// gradients, AdamW, and updates that hold up later work.
+  /// gradients, AdamW, and updates of any rank that hold up later work, or that it waits for.
   double optimizer_ms = 0;
   double update_ms = 0;  ///< Newton-Schulz and what is around it, of the slowest rank
   PerPhase<PerCause<double>> waits_ms{};

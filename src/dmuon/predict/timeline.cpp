@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "dmuon/core/error.h"
 #include "dmuon/simulate/critical_path.h"
 
 namespace dmuon::predict {
@@ -88,13 +89,13 @@ struct Lanes {
   Intervals waits;
   Intervals waits_outside;     // of these, for what FSDP2 moves
   Intervals waits_update;      // of these, for updates by themselves
-  PerCause<Intervals> causes;  // of the other ones
+  PerCause<Intervals> causes;  // of waits that are not outside
   Intervals messages;          // the others'
 };
 
-// @param window  in which causes are asked for.
+// Asks for causes of waits that overlap the window.
 Lanes lanes_of(const simulate::Program& program, const std::vector<SimulatedSpan>& timeline,
-               const Surroundings& around, const Interval& window, const Why& why) {
+               const Surroundings& around, const Interval& window, const CausesOf& causes_of) {
   const auto is_outside = [&](const simulate::Issue& issue) {
     return around.fsdp2_unit && !issue.is_on_batch() && issue.unit() == *around.fsdp2_unit;
   };
@@ -108,7 +109,7 @@ Lanes lanes_of(const simulate::Program& program, const std::vector<SimulatedSpan
         append(&lanes.waits_outside, span.issued_us, span.start_us);
       } else if (span.issued_us < span.start_us && span.issued_us < window.end &&
                  span.start_us > window.begin) {
-        for (const Awaited& part : why(span))
+        for (const Awaited& part : causes_of(span))
           append(&lanes.causes[part.cause], part.begin_us, part.end_us);
       }
       if (issue.is(schedule::Kind::kFinishUpdate))
@@ -128,9 +129,19 @@ Lanes lanes_of(const simulate::Program& program, const std::vector<SimulatedSpan
 }
 
 Cause cause_of(Lane lane) {
-  constexpr schedule::PerLane<Cause> kOf{Cause::kIntra, Cause::kInter, Cause::kUpdate,
-                                         Cause::kUpdate, Cause::kPeers};
-  return kOf[lane];
+  switch (lane) {
+    case Lane::kIntra:
+      return Cause::kIntra;
+    case Lane::kInter:
+      return Cause::kInter;
+    case Lane::kSlices:
+    case Lane::kUpdate:
+      return Cause::kUpdate;
+    case Lane::kCompute:
+      return Cause::kPeers;
+  }
+  core::invariant(false, "predict: lane ", static_cast<int>(lane));
+  return Cause::kPeers;
 }
 
 double slack(const Intervals& waits, const Lanes& lanes, const Intervals& modules, bool on_cpu) {
@@ -157,25 +168,25 @@ const char* name_of(Cause cause) {
   return kNames.at(static_cast<std::size_t>(cause));
 }
 
-Why critical_causes(const simulate::Programs& programs, const simulate::Execution& execution,
-                    core::Owner rank) {
+CausesOf critical_causes(const simulate::Programs& programs, const simulate::Execution& execution,
+                         core::Owner rank) {
   return [&, rank](const SimulatedSpan& span) {
     std::vector<Awaited> wait;
     for (const auto& part : simulate::critical_path(execution, rank, span.issue, span.issued_us)) {
       if (part.begin_us >= span.start_us) break;
-      wait.push_back({cause_of(programs[part.rank].issue(part.issue).lane()), part.begin_us,
-                      std::min(part.end_us, span.start_us)});
+      wait.push_back(
+          {cause_of(programs[part.rank].issue(part.issue).lane()), part.begin_us, part.end_us});
     }
     return wait;
   };
 }
 
 RankStep measure(const simulate::Program& program, const std::vector<SimulatedSpan>& timeline,
-                 int step, const Surroundings& around, const Why& why) {
+                 int step, const Surroundings& around, const CausesOf& causes_of) {
   const std::vector<double> ends = ends_of(program, timeline);
   const Interval whole{ends[event_of(step, Phase::kForward) - 1],
                        ends[event_of(step, Phase::kStep)]};
-  const Lanes lanes = lanes_of(program, timeline, around, whole, why);
+  const Lanes lanes = lanes_of(program, timeline, around, whole, causes_of);
   RankStep result;
   for (const Phase phase : kPhases) {
     const std::size_t event = event_of(step, phase);

@@ -60,18 +60,20 @@ struct Awaited {
   double end_us;
 };
 
-/// Returns why compute waited for the operation of a span, in ascending parts.
-using Why = std::function<std::vector<Awaited>(const simulate::SimulatedSpan&)>;
+/// Splits the wait of compute for a span's operation into ascending parts.
+using CausesOf = std::function<std::vector<Awaited>(const simulate::SimulatedSpan&)>;
 
-/// Returns the critical path of such a wait of a rank. All arguments outlive the result.
-Why critical_causes(const simulate::Programs& programs, const simulate::Execution& execution,
-                    core::Owner rank);
+/// Returns a function that splits waits of `rank` by their critical paths. It keeps references to
+/// `programs` and `execution`.
+CausesOf critical_causes(const simulate::Programs& programs, const simulate::Execution& execution,
+                         core::Owner rank);
 
 /// A step's place in a program: its events are 3 * step and the two after it.
-/// @param timeline  of the rank, with a step before and one after.
+/// @param timeline   of the rank, with a step before and one after.
+/// @param causes_of  is called for waits in the step, but not for those for FSDP2.
 RankStep measure(const simulate::Program& program,
                  const std::vector<simulate::SimulatedSpan>& timeline, int step,
-                 const Surroundings& around, const Why& why);
+                 const Surroundings& around, const CausesOf& causes_of);
 
 /// Microseconds by which other work on a rank's device holds up its modules in a step. The update
 /// does, and on CPUs messages inside the node do too. Modules of a forward that are held up wait

@@ -197,7 +197,7 @@ void Resolver::renew(bool updates) {
       resolve(operation);
     }
   }
-  if (has_host_) performer_->leave_to_host(std::nullopt);
+  if (has_host_) performer_->leave_before_forward();
 }
 
 void Resolver::free_weights() {

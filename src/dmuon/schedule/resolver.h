@@ -30,10 +30,12 @@ class Performer {
   virtual void perform(const Operation& operation) = 0;
 
   /// Says that the host framework's own collectives may come next: before this use, after this
-  /// backward or, without a trigger, at the end of the whole backward and after new weights, which
-  /// a forward follows. Comes at the same place between operations on every rank, also on ranks
-  /// that skipped the unit.
+  /// backward or, without a trigger, at the end of the whole backward. Comes at the same place
+  /// between operations on every rank, also on ranks that skipped the unit.
   virtual void leave_to_host(const std::optional<Trigger>& trigger) = 0;
+
+  /// Says so after new weights, of the forward that comes next.
+  virtual void leave_before_forward() = 0;
 };
 
 /// Units that readers use at once, such as one layer of each tower. No option sets it, because in a

@@ -2,17 +2,9 @@
 
 #include <vector>
 
-#include "dmuon/schedule/operation.h"
+#include "dmuon/simulate/execution.h"
 
 namespace dmuon::simulate {
-
-/// A member that has come to a message.
-struct Arrival {
-  double at_us = -1;
-  core::Owner rank{};
-  int issue = -1;
-  int message = -1;  ///< which of the operation's
-};
 
 /// A message as its first member has described it, and who has come to it.
 class Collective {
@@ -40,9 +32,9 @@ class Collective {
   int num_come() const { return num_come_; }
   bool has_come(int member) const { return has_come_.at(static_cast<std::size_t>(member)); }
   bool is_complete() const { return num_come_ == size(); }
-  /// The last one that has come, if all have.
+  /// The latest arrival. Call it if is_complete().
   const Arrival& last() const { return last_; }
-  /// The root, if it has come.
+  /// The root's. Call it if the root has come.
   const Arrival& root() const { return root_; }
 
  private:

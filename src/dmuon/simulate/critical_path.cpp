@@ -15,12 +15,12 @@ std::vector<PathPart> critical_path(const Execution& execution, core::Owner rank
     const Origin& of = execution.origins[rank][static_cast<std::size_t>(issue)];
     const auto behind = std::ranges::lower_bound(of.late, num_messages, {}, &LateMember::message);
     const LateMember* late = behind == of.late.begin() ? nullptr : &*std::prev(behind);
-    const double begin_us = late != nullptr ? late->until_us : of.start_us;
+    const double begin_us = late != nullptr ? late->arrival.at_us : of.start_us;
     if (begin_us < end_us) path.push_back({rank, issue, std::max(begin_us, from_us), end_us});
     end_us = begin_us;
-    rank = late != nullptr ? late->rank : rank;
-    issue = late != nullptr ? late->issue : of.after;
-    num_messages = late != nullptr ? late->its_message : kAll;
+    rank = late != nullptr ? late->arrival.rank : rank;
+    issue = late != nullptr ? late->arrival.issue : of.after;
+    num_messages = late != nullptr ? late->arrival.message : kAll;
   }
   std::ranges::reverse(path);
   return path;

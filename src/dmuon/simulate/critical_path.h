@@ -14,8 +14,8 @@ struct PathPart {
   double end_us = 0;
 };
 
-/// Returns the path of operations, of any rank, that leads to the end of this one: each began when
-/// the one before it ended. The last part is the operation's own work.
+/// Splits the time until an operation's end into the operations, of any rank, that it waited for.
+/// If the operation itself took time, it is the last part.
 /// @param from_us  the path begins here, or where the programs begin.
 /// @returns parts in ascending order. Each begins where the one before it ends; none is empty.
 std::vector<PathPart> critical_path(const Execution& execution, core::Owner rank, int issue,

@@ -134,17 +134,17 @@ class Machine {
     const RankState& own = state(rank);
     int after = origin(rank, index).after;
     double start_us = own.issued_us[static_cast<std::size_t>(index)];
-    const auto wait_for = [&](int earlier, double end_us) {
+    const auto start_after = [&](int earlier, double end_us) {
       if (end_us <= start_us) return;
       start_us = end_us;
       after = earlier;
     };
-    if (lane->cursor > 0) wait_for(lane->issues[lane->cursor - 1], lane->now_us);
+    if (lane->cursor > 0) start_after(lane->issues[lane->cursor - 1], lane->now_us);
     for (const int earlier : own.waits_on[static_cast<std::size_t>(index)]) {
       if (earlier < 0) continue;
       const double end_us = own.end_us[static_cast<std::size_t>(earlier)];
       if (end_us == kNotYet) return false;
-      wait_for(earlier, end_us);
+      start_after(earlier, end_us);
     }
     lane->running = true;
     lane->start_us = lane->now_us = start_us;
@@ -209,8 +209,7 @@ class Machine {
   static void wait_for(const Arrival& other, LaneState* lane, Origin* origin) {
     if (other.at_us <= lane->now_us) return;
     lane->now_us = other.at_us;
-    origin->late.push_back(
-        {static_cast<int>(lane->message), other.at_us, other.rank, other.issue, other.message});
+    origin->late.push_back({static_cast<int>(lane->message), other});
   }
 
   void begin_message(Owner rank, LaneState* lane, int index, const Membership& place) {

@@ -33,16 +33,21 @@ struct SimulatedSpan {
   double end_us;
 };
 
-/// A message that could not begin, because a member of its group had not come.
-struct LateMember {
-  int message = 0;      ///< which of the operation's
-  double until_us = 0;  ///< when that member came
-  core::Owner rank{};   ///< the member
-  int issue = 0;        ///< the operation to which it came
-  int its_message = 0;  ///< which of that operation's
+/// A member that comes to a message.
+struct Arrival {
+  double at_us = -1;
+  core::Owner rank{};
+  int issue = -1;    ///< the operation, in its program
+  int message = -1;  ///< which of that operation's
 };
 
-/// Why an operation was done when it was. See critical_path().
+/// The member that one of an operation's messages waited for.
+struct LateMember {
+  int message = 0;  ///< which of the operation's
+  Arrival arrival{};
+};
+
+/// Records what an operation waited for. See critical_path().
 struct Origin {
   int after = -1;  ///< the operation of this rank at whose end it started; -1: none
   double start_us = 0;

@@ -58,6 +58,7 @@ class Rank : private schedule::Performer {
   void leave_to_host(const std::optional<Trigger>& trigger) override {
     program_.leaves.push_back({num_messages_, trigger});
   }
+  void leave_before_forward() override { leave_to_host(std::nullopt); }
 
   void compare(const std::optional<Trigger>& trigger) override {
     program_.comparisons.push_back({num_messages_, trigger});

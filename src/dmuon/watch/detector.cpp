@@ -69,7 +69,7 @@ bool Detector::become_over(const std::string& why) {
 
 bool Detector::end(const std::string& why, bool failed) {
   host_knows_ = true;
-  if (failed) raised();
+  if (failed && unraised_.empty()) raised();  // else the raised error is a consequence
   if (!become_over(why)) return false;
   if (failed && host_waits_ && own_.awaited != Rendezvous::kOperation)
     own_.reached[static_cast<std::size_t>(*own_.awaited)] = own_.number - 1;
@@ -77,7 +77,7 @@ bool Detector::end(const std::string& why, bool failed) {
 }
 
 void Detector::end_after(std::int64_t operation, std::int64_t update, const std::string& why) {
-  if (!has_raised_) unraised_ = why;
+  if (!has_raised_ && unraised_.empty()) unraised_ = why;
   if (!become_over(why)) return;
   taken_back_ = true;
   own_.take_back_to(operation);

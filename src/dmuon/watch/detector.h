@@ -95,7 +95,7 @@ class Detector {
 
   /// Returns the reason why the rank is over; empty if it is not.
   const std::string& failure() const { return own_.over; }
-  /// Returns the newest error that end_after() was given. Empty if any has been raised.
+  /// Returns the first error that end_after() was given. Empty if any error has been raised.
   const std::string& unraised() const { return unraised_; }
   Report report(std::int64_t now_ms) const;
   /// Returns the number of operations that the rank has come to, also of those taken back.

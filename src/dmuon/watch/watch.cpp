@@ -72,7 +72,10 @@ std::uint64_t Watch::hash() {
 void Watch::leave(const std::string& described) {
   const Lock lock = service_.lock();
   detector_.reach(Rendezvous::kOperation, described, steady_clock::now());
-  if (!given_up_.empty()) throw core::CommError(given_up_);
+  if (!given_up_.empty()) {
+    detector_.raised();
+    throw core::CommError(given_up_);
+  }
   detector_.leave(described, steady_clock::now());
 }
 

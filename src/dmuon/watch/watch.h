@@ -107,7 +107,8 @@ class Watch {
   bool over(const std::string& why);
   /// Returns the reason why this rank is over; empty if it is not. Any thread may call it.
   std::string failure();
-  /// Returns the reason that over_after() gave, unless an error has been raised on this rank since.
+  /// Returns the first reason that over_after() gave. Empty if an error has been raised on this
+  /// rank, unless that names another one.
   std::string unraised();
   /// As over(). Takes back what this rank has come to beyond these numbers, because some of it may
   /// not happen. Any thread may call it.

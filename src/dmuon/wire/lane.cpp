@@ -237,7 +237,10 @@ class Lane::Stream {
         error_ = error;
       } else {
         // Nobody waits for its event, and memory that its kernels use may be freed later.
-        order(stream_, current);
+        try {
+          order(stream_, current);
+        } catch (const std::exception&) {  // the device has failed, and runs nothing more
+        }
       }
     }
   }

@@ -86,8 +86,8 @@ class Lane {
     /// failure;
     /// its send and receive end. A stream of high priority.
     kMessages,
-    /// An operation that has failed fails those that wait for it. A stream of the lowest priority,
-    /// which compute has too.
+    /// An operation that has failed fails those that wait for it. The current stream waits for what
+    /// it has queued. A stream of the lowest priority, which compute has too.
     kCompute,
   };
 

@@ -106,7 +106,6 @@ std::vector<Group> SharedMesh::groups_of_words() const {
 std::string SharedMesh::leave(std::chrono::milliseconds grace) {
   if (getpid() != process) return {};
   const std::string why = "its program has ended";
-  const std::string before = watch->unraised();
   // A process that ends does not wait for a store that does not answer.
   if (!watch->over(why)) static_cast<void>(new std::shared_ptr<watch::Watch>(watch));  // NOLINT
   const auto end = std::chrono::steady_clock::now() + grace;
@@ -125,7 +124,7 @@ std::string SharedMesh::leave(std::chrono::milliseconds grace) {
     give_up_all({along.values}, why);
     if (tensor_parallel) give_up_all({{&tensor_parallel->slices, 1}}, why);
   }
-  return before.empty() ? watch->unraised() : before;
+  return watch->unraised();
 }
 
 }  // namespace dmuon::wire

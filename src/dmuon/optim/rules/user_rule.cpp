@@ -42,9 +42,9 @@ Calls& calls() {
 
 class Running {
  public:
-  Running() {
+  explicit Running(const std::string& rule) {
     const std::scoped_lock lock(calls().mutex);
-    core::require(!calls().are_over, "the program has ended");
+    core::require(!calls().are_over, "Muon.step: rule '", rule, "': the program has ended");
     ++calls().num_running;
   }
   ~Running() {
@@ -73,11 +73,11 @@ void check(const std::string& rule, const std::string& what, const Tensor& got,
 
 }  // namespace
 
-void end_user_functions() {
-  if (getpid() != calls().process) return;
+bool end_user_functions(std::chrono::milliseconds most) {
+  if (getpid() != calls().process) return true;
   std::unique_lock lock(calls().mutex);
   calls().are_over = true;
-  calls().changed.wait(lock, [] { return calls().num_running == 0; });
+  return calls().changed.wait_for(lock, most, [] { return calls().num_running == 0; });
 }
 
 State user_state(std::string name, std::optional<std::int64_t> rows,
@@ -123,7 +123,7 @@ void UserRule::apply(const Piece& piece, const Orthogonalised& orthogonalised) c
   std::vector<std::vector<Tensor>> states;
   for (std::size_t k = 1; k < piece.states.size(); ++k) states.push_back(matrices(piece.states[k]));
   for (std::size_t i = 0; i < updates.size(); ++i) {
-    const Running running;
+    const Running running(function_->name);
     UserMatrix matrix{
         copy_of(updates[i]),
         copy_of(weights[i]),

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -39,10 +40,11 @@ struct UserFunction {
   std::function<UserResult(const UserMatrix&)> call;
 };
 
-/// Lets no user's function begin any more, and returns when none runs. A program calls it when it
-/// ends, because threads must not come back to its interpreter later. Updates then fail. A no-op
-/// in a forked child, which has no such threads.
-void end_user_functions();
+/// Lets no user's function begin any more, and waits until none runs, for at most so long. A
+/// program calls it when it ends, because threads must not come back to its interpreter later.
+/// Updates then fail. A no-op in a forked child.
+/// @returns  false if a function still runs.
+bool end_user_functions(std::chrono::milliseconds most);
 
 /// Returns a state with these sizes for a matrix that is [out, in]; nullopt means the matrix's own
 /// rows or columns. A matrix that is stored transposed has its state transposed too.
