@@ -230,18 +230,11 @@ class Lane::Stream {
       if (const Rest rest = operation.begin()) rest();
       done.event->record(stream_);
     } catch (...) {
-      const std::exception_ptr error = std::current_exception();
       done.event.reset();
-      done.happen(error);
-      if (purpose_ == Purpose::kMessages) {
-        error_ = error;
-      } else {
-        // Nobody waits for its event, and memory that its kernels use may be freed later.
-        try {
-          order(stream_, current);
-        } catch (const std::exception&) {  // the device has failed, and runs nothing more
-        }
-      }
+      done.happen(std::current_exception());
+      if (purpose_ == Purpose::kMessages) error_ = std::current_exception();
+      // Nobody waits for its event, and memory that its kernels use may be freed later.
+      if (purpose_ == Purpose::kCompute) order_quietly(stream_, current);
     }
   }
 
@@ -250,6 +243,10 @@ class Lane::Stream {
     c10::Event event(first.device_type());
     event.record(first);
     event.block(second);
+  }
+  static void order_quietly(const c10::Stream& first, const c10::Stream& second) try {
+    order(first, second);
+  } catch (const std::exception&) {  // the device has failed, and runs nothing more
   }
 
   bool ends_before(std::chrono::steady_clock::time_point end) {
