@@ -1,6 +1,8 @@
 #include "dmuon/plan/spread.h"
 
 #include <algorithm>
+#include <map>
+#include <ranges>
 #include <set>
 
 namespace dmuon::plan {
@@ -37,10 +39,11 @@ class Touched {
   std::int64_t all_ = 0;
 };
 
+// In maps: a plan in a file may have a million columns, of which a unit touches few.
 UnitSpread unit_spread(const std::vector<ParameterIndex>& unit, const Inventory& inventory,
                        Mesh mesh, const PerParameter<Owner>& owner, const PlanOptions& options) {
-  core::Vector<Replicate, std::int64_t> nodes(mesh.num_replicates);
-  core::PerShard<std::int64_t> columns(mesh.num_shards);
+  std::map<Replicate, std::int64_t> nodes;
+  std::map<Shard, std::int64_t> columns;
   UnitSpread found{.unit = inventory[unit.front()].unit};
   for (const ParameterIndex w : unit) {
     const std::int64_t bytes = inventory[w].num_elements() * options.weight_bytes;
@@ -48,9 +51,10 @@ UnitSpread unit_spread(const std::vector<ParameterIndex>& unit, const Inventory&
     nodes[mesh.replicate_of(owner[w])] += bytes;
     if (!inventory[w].column) columns[mesh.shard_of(owner[w])] += bytes;
   }
-  found.most_of_node = *std::max_element(nodes.begin(), nodes.end());
-  found.least_of_node = *std::min_element(nodes.begin(), nodes.end());
-  found.most_of_column = *std::max_element(columns.begin(), columns.end());
+  const bool all_have_some = nodes.size() == static_cast<std::size_t>(mesh.num_replicates);
+  found.most_of_node = std::ranges::max(nodes | std::views::values);
+  found.least_of_node = all_have_some ? std::ranges::min(nodes | std::views::values) : 0;
+  if (!columns.empty()) found.most_of_column = std::ranges::max(columns | std::views::values);
   return found;
 }
 
