@@ -28,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every_case: --share leaves none of its cases out")
+    config.addinivalue_line("markers", "rarer(times): --share N runs one of its cases in N * times")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -36,13 +37,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     commit = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
     families = defaultdict(list)
+    times_rarer: dict[object, int] = defaultdict(lambda: 1)
     for item in items:
         is_costly = item.path.relative_to(Path(__file__).parent).parts[0] in COSTLY
         if is_costly and hasattr(item, "callspec") and item.get_closest_marker("every_case") is None:
             families[item.path, item.originalname].append(item)
+            if (rarer := item.get_closest_marker("rarer")) is not None:
+                times_rarer[item.path, item.originalname] = rarer.args[0]
     left_out = set()
-    for cases in families.values():
+    for family, cases in families.items():
         drawn = sorted(cases, key=lambda item: zlib.crc32(f"{commit} {item.callspec.id}".encode()))
-        left_out |= set(drawn[-(-len(cases) // share) :])
+        left_out |= set(drawn[-(-len(cases) // (share * times_rarer[family])) :])
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=list(left_out))

@@ -416,9 +416,8 @@ def _driver(folder: Path, file: str, old: str, new: str) -> None:
     """Compiles the fake driver with a changed kernel."""
     copy = folder / SOURCES
     shutil.copytree(ROOT / SOURCES, copy)
-    text = (copy / file).read_text()
     if old:
-        assert text.count(old) == 1, f"{old!r} must occur once in {file}"
+        text = (copy / file).read_text()
         (copy / file).write_text(text.replace(old, new))
     includes = [f"-I{folder}/src", f"-I{ROOT}/src", f"-I{ROOT}", f"-I{ROOT}/tests/kernels/cuda/emulator"]
     libraries = [f"{BUILT}/libcuda_fake.a", "-Wl,--no-whole-archive", f"{BUILT}/libcuda_emulator.a"]
@@ -428,6 +427,13 @@ def _driver(folder: Path, file: str, old: str, new: str) -> None:
     subprocess.run(command, check=True)
 
 
+def test_what_planted_bugs_replace_occurs_once():
+    for _, _, _, file, old, _ in PLANTED:
+        if old:
+            assert (ROOT / SOURCES / file).read_text().count(old) == 1, f"{old!r} in {file}"
+
+
+@pytest.mark.rarer(4)
 @pytest.mark.parametrize(
     ("tests", "device", "name", "file", "old", "new"),
     PLANTED,
