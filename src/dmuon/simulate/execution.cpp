@@ -16,7 +16,6 @@ using layout::Axis;
 using schedule::Lane;
 using schedule::Message;
 
-constexpr double kNotYet = -1;
 constexpr core::EachOf<Lane, schedule::kNumLanes> kLanes;
 
 struct LaneState {
@@ -24,7 +23,6 @@ struct LaneState {
   std::size_t cursor = 0;   // the first that is not done
   bool running = false;     // the one at the cursor
   double now_us = 0;        // of what has been done
-  double start_us = 0;      // of the one at the cursor
   std::vector<Message> messages;
   std::size_t message = 0;   // the first of these that is not done
   bool begun = false;        // that message
@@ -33,8 +31,8 @@ struct LaneState {
 
 struct RankState {
   schedule::PerLane<LaneState> lanes;
-  std::vector<Frontier> waits_on;         // [issues]
-  std::vector<double> issued_us, end_us;  // [issues]
+  std::vector<Frontier> waits_on;  // [issues]
+  std::vector<double> issued_us;   // [issues]
   int num_issued = 0;
   int blocked_on = -1;  // the issue on the compute lane that is not done
   int computed = -1;    // the last one there that is
@@ -57,8 +55,7 @@ class Machine {
     for (const Owner rank : programs.indices()) {
       RankState& own = ranks_[rank];
       own.waits_on = waits_on(programs[rank]);
-      own.issued_us.assign(programs[rank].issues.size(), kNotYet);
-      own.end_us.assign(programs[rank].issues.size(), kNotYet);
+      own.issued_us.resize(programs[rank].issues.size());
       run_.origins[rank].resize(programs[rank].issues.size());
       for (int i = 0; i < programs[rank].num_issues(); ++i) {
         own.lanes[issue(rank, i).lane()].issues.push_back(i);
@@ -142,12 +139,12 @@ class Machine {
     if (lane->cursor > 0) start_after(lane->issues[lane->cursor - 1], lane->now_us);
     for (const int earlier : own.waits_on[static_cast<std::size_t>(index)]) {
       if (earlier < 0) continue;
-      const double end_us = own.end_us[static_cast<std::size_t>(earlier)];
-      if (end_us == kNotYet) return false;
+      const double end_us = origin(rank, earlier).end_us;
+      if (end_us == Origin::kNotDone) return false;
       start_after(earlier, end_us);
     }
     lane->running = true;
-    lane->start_us = lane->now_us = start_us;
+    lane->now_us = start_us;
     origin(rank, index).after = after;
     origin(rank, index).start_us = start_us;
     lane->messages = messages_of(rank, index);
@@ -173,10 +170,10 @@ class Machine {
       own.blocked_on = -1;
       own.computed = index;
     }
-    origin(rank, index).end_us = lane.now_us;
-    const auto at = static_cast<std::size_t>(index);
-    own.end_us[at] = lane.now_us;
-    run_.timeline[rank].push_back({index, of, own.issued_us[at], lane.start_us, lane.now_us});
+    Origin& done = origin(rank, index);
+    done.end_us = lane.now_us;
+    const double issued_us = own.issued_us[static_cast<std::size_t>(index)];
+    run_.timeline[rank].push_back({index, of, issued_us, done.start_us, done.end_us});
     lane.running = false;
     ++lane.cursor;
   }

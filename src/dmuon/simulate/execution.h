@@ -49,9 +49,10 @@ struct LateMember {
 
 /// Records what an operation waited for. See critical_path().
 struct Origin {
+  static constexpr double kNotDone = -1;
   int after = -1;  ///< the operation of this rank at whose end it started; -1: none
   double start_us = 0;
-  double end_us = 0;
+  double end_us = kNotDone;
   std::vector<LateMember> late{};  ///< in the order of its messages
 };
 
