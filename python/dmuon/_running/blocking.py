@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dmuon import _C
-from dmuon._setup.groups import engine_groups
-from dmuon._setup.ranks import Ranks
 
 _GRACE_S = 3.0  # in which the watch of this rank finds what another rank's has found
 
 
 @contextmanager
-def blocking_message(engine: _C.Engine, what: str, ranks: Ranks) -> Iterator[None]:
+def blocking_message(engine: _C.Engine, what: str) -> Iterator[None]:
     """Tells the watch what this rank waits for. `what` is the message, as the subject of a sentence.
 
     Raises:
@@ -24,7 +22,7 @@ def blocking_message(engine: _C.Engine, what: str, ranks: Ranks) -> Iterator[Non
     try:
         yield
     except RuntimeError as error:
-        mesh, end = engine_groups(ranks), time.monotonic() + _GRACE_S
+        mesh, end = engine.mesh, time.monotonic() + _GRACE_S
         while not (report := mesh.failure()) and time.monotonic() < end:
             time.sleep(0.05)
         mesh.raised()

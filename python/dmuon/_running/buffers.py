@@ -43,7 +43,7 @@ class Buffers:
         device = torch.device(self._ranks.device_type)
         pieces = [buffer.detach().flatten().view(torch.uint8).to(device) for buffer in buffers]
         flat = torch.cat(pieces)
-        with blocking_message(engine, "the copy of buffers from the first rank", self._ranks):
+        with blocking_message(engine, "the copy of buffers from the first rank"):
             dist.broadcast(flat, self._ranks.by_slot[0], group=self._group)
         with torch.no_grad():  # also the first rank writes: what autograd says of it, all ranks hear
             for buffer, bytes_ in zip(buffers, flat.split([piece.numel() for piece in pieces]), strict=True):

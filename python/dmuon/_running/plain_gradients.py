@@ -207,7 +207,7 @@ class PlainGradients:
 
     def _wait_for(self, backward: _Backward) -> None:
         if backward.works:
-            with blocking_message(self._engine, "the mean of the gradients that no fully_shard manages", self._ranks):
+            with blocking_message(self._engine, "the mean of the gradients that no fully_shard manages"):
                 for work in backward.works:
                     work.wait()
 

@@ -56,7 +56,7 @@ class PlainParameters:
         if len(now) == len(self.travelling):
             return False
         with (
-            blocking_message(self._engine, "the agreement on which parameters of AdamW train", self._ranks),
+            blocking_message(self._engine, "the agreement on which parameters of AdamW train"),
             agreement(self._ranks, "a backward, or a step", "the same parameters of AdamW that train") as facts,
         ):
             facts += self._described(now)

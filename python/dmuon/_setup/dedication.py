@@ -30,7 +30,7 @@ from dmuon._setup.routing_table import RoutingTable
 from dmuon._setup.rules import unfit_entries
 from dmuon._setup.sharded import check_sharded, mesh_and_policy_of, release, replaced_by_fsdp, tensor_mesh_of
 from dmuon._setup.units import Units, chosen_units
-from dmuon._setup.wrappers import check_no_wrapper_inside, plain_module, unwrapped
+from dmuon._setup.wrappers import plain_module, unwrapped
 
 logger = logging.getLogger("dmuon")
 
@@ -173,7 +173,6 @@ def dedicate_params(
     policy = mp_policy or MixedPrecisionPolicy()
     with agreement(ranks, "dedicate_params") as facts:
         model = plain_module(model, "dedicate_params")
-        check_no_wrapper_inside(model)
         check_mesh(mesh)
         check_timeout(timeout)
         check_as_for_fully_shard(mp_policy, reshard_after_forward)

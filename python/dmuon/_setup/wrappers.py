@@ -11,7 +11,6 @@ from dmuon._setup.ways_out import IN_PLACE_OF_DDP
 
 # The attributes in which torch.compile (one) and Lightning Fabric (two) store the module that they wrap.
 _INSIDE = ("_orig_mod", "_original_module")
-_FORWARD = ("_orig_mod", "_forward_module")
 # Wrappers that copy or cut parameters by themselves.
 _REFUSED = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 
@@ -23,37 +22,18 @@ def unwrapped(model: Any) -> Any:
     return model
 
 
-def refused_wrapper(model: Any) -> str | None:
-    """Returns the class name of a wrapper, at any depth, under which no model can train; None if there is none."""
-    while isinstance(model, nn.Module):
-        if (name := _refused_class(model)) is not None:
-            return name
-        model = _child(model, _FORWARD)
-    return None
-
-
-def check_no_wrapper_inside(model: nn.Module) -> None:
-    """Refuses a model that has a wrapper which copies or cuts parameters.
-
-    Raises:
-        ValueError: names the wrapper's place.
-    """
-    for path, module in model.named_modules():
-        if (wrapper := _refused_class(module)) is not None:
-            raise ValueError(_refusal("dedicate_params", wrapper, f" at '{path}'"))
-
-
 def plain_module(model: nn.Module, function: str) -> nn.Module:
     """Returns the module inside the wrappers of torch.compile and of trainers.
 
     Raises:
-        ValueError: `model` is not a module, or a wrapper around it copies parameters. Names `function`.
+        ValueError: `model` is not a module, or a wrapper, around it or inside, copies parameters. Names `function`.
     """
     if not isinstance(model, nn.Module):
         hint = ": pass the model, not its parameters" if isinstance(model, torch.Tensor) else ""
         raise ValueError(f"{function}: model: expected a torch.nn.Module, got {type(model).__name__}{hint}")
-    if (wrapper := refused_wrapper(model)) is not None:
-        raise ValueError(_refusal(function, wrapper))
+    for path, module in model.named_modules():
+        if (wrapper := _refused_class(module)) is not None:
+            raise ValueError(_refusal(function, wrapper, path))
     plain: nn.Module = unwrapped(model)
     return plain
 
@@ -63,7 +43,8 @@ def _refused_class(module: nn.Module) -> str | None:
     return next((name for name in _REFUSED if name in bases), None)
 
 
-def _refusal(function: str, wrapper: str, where: str = "") -> str:
+def _refusal(function: str, wrapper: str, path: str) -> str:
+    where = f" at '{path}'" if path else ""
     copies = wrapper in ("DistributedDataParallel", "DataParallel")
     return (
         f"{function}: model: expected a plain module, or one under fully_shard, got {wrapper}{where}, which copies or "

@@ -230,6 +230,7 @@ void add_step(EngineClass& engine) {
       .def("publish", &Engine::publish, no_gil)
       .def("clear_gradient", &Engine::clear_gradient, py::arg("leaf"), no_gil)
       .def("zero_gradient", &Engine::zero_gradient, py::arg("leaf"), no_gil)
+      .def_property_readonly("mesh", [](Engine& engine) { return engine.mesh(); })
       .def("leave", &Engine::leave, py::arg("what"), no_gil)
       .def("meet", &Engine::meet, py::arg("call"), no_gil)
       .def_property_readonly("num_backwards", &Engine::num_backwards)

@@ -82,6 +82,7 @@ class Engine : private schedule::Performer {
 
   const layout::Parameters& parameters() const { return executor_.parameters(); }
   const layout::Leaves& leaves() const { return executor_.leaves(); }
+  wire::SharedMesh& mesh() { return executor_.mesh(); }
   /// Without tensor parallelism there are no slices, and their group is null.
   const wire::SlicedParameters& sliced() const { return executor_.sliced(); }
   wire::Group* slices() {
@@ -267,7 +268,6 @@ class Engine : private schedule::Performer {
   bool cleared() const;
   core::Vector<core::LeafIndex, bool> kept() const;
 
-  wire::SharedMesh& mesh() { return executor_.mesh(); }
   int num_host_shards() const { return layout().num_slots() / options_.host_replicates; }
 
   EngineOptions options_;
