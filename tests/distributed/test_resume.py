@@ -28,7 +28,7 @@ from scenario import LossOf, Session, check, language_loss
 from training import AHEAD, KEPT, KEPT_NO_COPY, NO_COPY, place_of, weights_of
 
 import dmuon
-from dmuon import _C, _plan
+from dmuon import _plan
 
 SAVED, MORE = 2, 3  # steps before and after a checkpoint
 
@@ -177,49 +177,6 @@ def test_weights_are_written_and_read_as_safetensors(ranks, tmp_path):
     saved = ranks.run(save_as_hugging_face, (2, 2), directory=str(tmp_path))[0]
     for loaded in ranks.run(load_from_hugging_face, (4,), directory=str(tmp_path)):
         assert unlike(loaded, saved) == []
-
-
-def with_rows(mesh: Any, name: str = "gpt") -> tuple[nn.Module, dmuon.Muon]:
-    """Starts a training whose owners keep one value a row beside the momentum, as another rule of update would."""
-    module, opt = started(mesh, MODELS[name]())
-    runtime = opt._runtime
-    runtime.engine.owned().add("second_moment", _C.a_value_a_row)
-    runtime.shards.states = [*runtime.shards.states, "second_moment"]
-    for index, placeholder in enumerate(runtime.placeholders):
-        opt.state[placeholder] = runtime.owned_state(index)
-    return module, opt
-
-
-def rows_of(opt: dmuon.Muon) -> list[torch.Tensor]:
-    return [opt._runtime.transfers.gather(index, "second_moment") for index in range(len(opt._runtime.leaves))]
-
-
-def save_rows(mesh: Any, directory: str) -> list[torch.Tensor]:
-    module, opt = with_rows(mesh)
-    train(mesh, module, opt, range(SAVED))
-    for index in range(len(opt._runtime.leaves)):
-        for part in opt._runtime.transfers.owned_parts(index, "second_moment"):
-            values = torch.arange(part.tensor.numel()).view(part.tensor.shape)
-            part.tensor.copy_(values + 100 * part.elements.begin + 0.5 * part.parameter)
-    dcp.save(dicts_of(module, opt), checkpoint_id=directory, **group_of(mesh))
-    return rows_of(opt)
-
-
-def load_rows(mesh: Any, directory: str) -> tuple[list[torch.Tensor], list[tuple[int, ...]]]:
-    module, opt = with_rows(mesh)
-    saved = dicts_of(module, opt)
-    dcp.load(saved, checkpoint_id=directory, **group_of(mesh))
-    dsd.set_state_dict(module, opt, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
-    return rows_of(opt), [tuple(leaf.shape) for leaf in opt._runtime.leaves]
-
-
-@pytest.mark.parametrize(("saved_on", "mesh"), [((2, 2), (1, 3)), ((4,), (2, 2))])
-def test_a_state_of_one_value_a_row_moves_to_another_mesh(ranks, saved_on, mesh, tmp_path):
-    saved = ranks.run(save_rows, saved_on, directory=str(tmp_path))[0]
-    for loaded, shapes in ranks.run(load_rows, mesh, directory=str(tmp_path)):
-        assert [rows.shape for rows in loaded] == [(*shape[:-1], 1) for shape in shapes]
-        assert all(torch.equal(*pair) for pair in zip(loaded, saved, strict=True))
-        assert any(rows.count_nonzero() for rows in loaded)
 
 
 def save_in_the_background(mesh: Any, directory: str) -> dict[str, Any]:

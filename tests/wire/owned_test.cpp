@@ -6,8 +6,11 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <limits>
+#include <string>
+#include <thread>
 
 #include "dmuon/core/error.h"
 
@@ -181,6 +184,29 @@ TEST_F(OwnedTest, AddsTensorsOfAnotherShape) {
   EXPECT_EQ(pool->current_bytes(), 2 * 4 * 24);
 }
 
+// Lanes publish and route while the host adds a mean, or removes one.
+TEST_F(OwnedTest, AddsAndRemovesNamesWhileLanesUseMastersAndGradients) {
+  owned.of(kStack, kMaster).fill_(3);
+  accumulate(kOther, at::zeros({6}), 1);
+  std::atomic<bool> ends = false;
+  std::atomic<int> num_uses = 0;
+  std::jthread lane([&] {
+    for (; !ends; ++num_uses) {
+      EXPECT_EQ(owned.master(kStack).const_data_ptr<float>()[11], 3);
+      owned.accumulate(kOther, 0, at::ones({6}), 1);
+    }
+  });
+  int num_names = 0;
+  for (; num_names < 200 || num_uses < 200; ++num_names) {
+    owned.add("mean " + std::to_string(num_names));
+    if (num_names % 3 > 0) owned.remove("mean " + std::to_string(num_names - 1));
+  }
+  ends = true;
+  lane.join();
+  EXPECT_EQ(gradient(kOther)[5].item<int>(), num_uses);
+  EXPECT_TRUE(owned.has_name("mean " + std::to_string(num_names - 1)));
+}
+
 TEST_F(OwnedTest, RefusesAnUnknownNameEvenWhereItOwnsNothing) {
   Owned nothing(all, {}, pool);
   for (Owned* holder : {&owned, &nothing}) {
@@ -189,7 +215,7 @@ TEST_F(OwnedTest, RefusesAnUnknownNameEvenWhereItOwnsNothing) {
       ADD_FAILURE() << "expected an error";
     } catch (const core::InvalidArgument& error) {
       EXPECT_STREQ(error.what(),
-                   "Owned::of: name: expected one of master, gradient; got 'variance'");
+                   "owned tensors: name: expected one of master, gradient; got 'variance'");
     }
   }
 }

@@ -32,8 +32,6 @@ std::vector<std::int64_t> stacked(std::int64_t num_matrices, std::vector<std::in
 
 }  // namespace
 
-std::vector<std::int64_t> a_value_a_row(const layout::View& view) { return {view.rows, 1}; }
-
 at::Tensor OwnedBatch::part(const std::string& name, std::size_t begin, std::size_t end) const {
   return tensors.at(name).narrow(0, first_matrix[begin], first_matrix[end] - first_matrix[begin]);
 }
@@ -58,6 +56,12 @@ Owned::Owned(const layout::Parameters& all, const std::vector<std::vector<Parame
       pool_->count(static_cast<std::int64_t>(tensor.nbytes()));
     }
     batches_.push_back(std::move(batch));
+  }
+  for (const ParameterIndex parameter : positions_.indices()) {
+    Position& position = positions_[parameter];
+    if (position.index < 0) continue;
+    position.master = view_of(parameter, kMaster);
+    position.gradient = stack(position, kGradient).view({-1});
   }
 }
 
@@ -103,7 +107,7 @@ bool Owned::has_name(const std::string& name) const {
 }
 
 const Owned::Named& Owned::named(const std::string& name) const {
-  return core::named(named_, name, "Owned::of: name: expected", &Named::name);
+  return core::named(named_, name, "owned tensors: name: expected", &Named::name);
 }
 
 std::vector<std::int64_t> Owned::sizes_of(ParameterIndex parameter, const std::string& name) const {
@@ -155,8 +159,8 @@ void Owned::accumulate(ParameterIndex parameter, std::int64_t begin, const at::T
                        double scale) {
   core::invariant(!gradient_factor_.defined(), "Owned::accumulate: a factor waits");
   const Position& position = positions_.at(parameter);
-  add_scaled(stack(position, kGradient).view({-1}).narrow(0, begin, values.numel()), values,
-             scale * gradient_scale_, position.filled);
+  add_scaled(position.gradient.narrow(0, begin, values.numel()), values, scale * gradient_scale_,
+             position.filled);
 }
 
 // A second factor is no product with the first: rounding twice gives the bits of two passes.

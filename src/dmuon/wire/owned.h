@@ -20,8 +20,6 @@ inline const std::string kGradient = "gradient";  ///< the mean, accumulated ove
 
 /// Returns the sizes of a named tensor for one matrix of a view.
 using MatrixSizes = std::function<std::vector<std::int64_t>(const layout::View& view)>;
-/// Returns {rows, 1}.
-std::vector<std::int64_t> a_value_a_row(const layout::View& view);
 
 /// Parameters of one owner whose matrices have one shape. Each named tensor holds their matrices
 /// one after the other, contiguous, so that an operation on the whole batch is one kernel.
@@ -50,10 +48,11 @@ void add_scaled(at::Tensor target, const at::Tensor& values, double scale, bool 
 /// All that this rank owns of a model.
 ///
 ///   Owned owned(parameters, batches, pool);
-///   owned.add("second moment", a_value_a_row);
+///   owned.add("momentum_buffer");
 ///   at::Tensor master = owned.of(parameter, kMaster);
 ///
-/// Not thread-safe, but lanes may accumulate into different parameters at once.
+/// Not thread-safe. But lanes may call master(), and accumulate() for different parameters, while
+/// another thread adds or removes a named tensor.
 class Owned {
  public:
   /// Allocates masters and gradients, uninitialised.
@@ -88,7 +87,9 @@ class Owned {
   /// @throws InvalidArgument as require_name.
   at::Tensor of(core::ParameterIndex parameter, const std::string& name);
   /// Returns of(parameter, kMaster).
-  at::Tensor master(core::ParameterIndex parameter) const { return view_of(parameter, kMaster); }
+  const at::Tensor& master(core::ParameterIndex parameter) const {
+    return positions_.at(parameter).master;
+  }
 
   /// A parameter's elements in its leaf's named tensor.
   struct Part {
@@ -153,6 +154,8 @@ class Owned {
     core::BatchIndex batch;
     std::int64_t index = -1;  // in the batch; -1 if another rank owns the parameter
     bool filled = false;
+    at::Tensor master{};    // undefined if another rank owns the parameter
+    at::Tensor gradient{};  // flat
   };
   const Named& named(const std::string& name) const;
   std::vector<std::int64_t> sizes_of(core::ParameterIndex parameter, const std::string& name) const;

@@ -11,7 +11,7 @@ namespace {
 void write_owned(const Owned& owned, const layout::Packing& packing,
                  layout::Segment layout::PackedParameter::*where, const PackedBuffer& target) {
   for (const layout::PackedParameter& packed : packing.parameters) {
-    const at::Tensor master = owned.master(packed.index);
+    const at::Tensor& master = owned.master(packed.index);
     if (!master.defined()) continue;
     const layout::Segment& place = packed.*where;
     target.slice(place.begin, place.end).copy_(master.view({-1}));
@@ -71,7 +71,7 @@ Work publish_intra(SharedMesh* mesh, const Owned* owned, UnitBuffers* unit) {
 
 void take_back(const SharedMesh& mesh, const Owned& owned, UnitBuffers* unit) {
   for (const layout::PackedParameter& packed : unit->packing.parameters) {
-    const at::Tensor master = owned.master(packed.index);
+    const at::Tensor& master = owned.master(packed.index);
     if (!master.defined()) continue;
     const at::Tensor kept = master.view({-1});
     const at::Tensor now = unit->weights.slice(packed.in_unit.begin, packed.in_unit.end);
