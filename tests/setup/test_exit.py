@@ -72,9 +72,17 @@ opt.step()
 """
 
 
-def ended(grace_s: float, sleeps_s: float, fails: bool) -> str:
+AND_CATCHES = """
+try:
+    model(torch.ones(2, 8))
+except RuntimeError as error:
+    os.write(2, b"[caught] " if "no such thing" in str(error) else b"[another]")
+"""
+
+
+def ended(grace_s: float, sleeps_s: float, fails: bool, then: str = "") -> str:
     """Runs a program that ends while a user's function sleeps. Returns what it has written."""
-    program = PROGRAM.format(grace_s=grace_s, sleeps_s=sleeps_s, fails=fails)
+    program = PROGRAM.format(grace_s=grace_s, sleeps_s=sleeps_s, fails=fails) + then
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     return run.stderr
@@ -82,6 +90,11 @@ def ended(grace_s: float, sleeps_s: float, fails: bool) -> str:
 
 def test_an_error_that_no_call_raises_is_a_warning():
     assert "rule 'slow': ValueError: no such thing" in ended(grace_s=30, sleeps_s=0.1, fails=True)
+
+
+def test_an_error_that_a_call_has_raised_is_none():
+    written = ended(grace_s=30, sleeps_s=0.1, fails=True, then=AND_CATCHES)
+    assert "[caught]" in written and "the program has ended before" not in written
 
 
 @pytest.mark.parametrize("fails", [False, True])

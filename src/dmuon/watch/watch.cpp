@@ -96,7 +96,10 @@ void Watch::wait(Rendezvous what, std::int64_t number, const std::function<std::
     throw core::CommError(text);
   } catch (const std::exception& error) {  // of an operation of this rank, whose lane ends with it
     if (!waiting) waiting.emplace(this, what, number, where());
-    end([&](Detector* of) { of->end(error.what(), /*failed=*/true); });
+    end([&](Detector* of) {
+      of->end(error.what(), /*failed=*/true);
+      of->raised();  // a late update's own error comes here, too
+    });
     throw;
   }
 }
