@@ -54,6 +54,7 @@ class _Shared(NamedTuple):
 _groups: dict[_Key, dist.ProcessGroup] = {}
 _engine_groups: dict[tuple[int, ...], _Shared] = {}
 _over: list[_Shared] = []  # of failed trainings; their waits end with the process
+_of_parent: list[_Shared] = []  # in a forked child, which has none of their threads
 
 
 def row_group(ranks: Ranks) -> dist.ProcessGroup | None:
@@ -218,7 +219,15 @@ def _keep_groups() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
-os.register_at_fork(after_in_child=_keep_groups)
+def _forget_parent() -> None:
+    """Lets a forked child make its own lanes. Its parent's live on, because nothing may wait for them."""
+    _keep_groups()
+    _of_parent.extend([*_engine_groups.values(), *_over])
+    _engine_groups.clear()
+    _over.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
 
 
 def _order(members: tuple[int, ...]) -> list[int]:

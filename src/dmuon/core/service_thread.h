@@ -32,8 +32,9 @@ class ServiceThread {
   ~ServiceThread() {
     if (!thread_.joinable()) return;
     if (!runs()) {
-      thread_.detach();
-      static_cast<void>(changed_.release());  // its destructor would wait for the thread
+      // A thread of the child may have got its number. Both destructors would wait for it.
+      static_cast<void>(std::make_unique<std::thread>(std::move(thread_)).release());
+      static_cast<void>(changed_.release());
       return;
     }
     {
