@@ -72,8 +72,10 @@ def differences(mesh: Any, models: list[str]) -> list[str]:
 
         before = [snapshots[-1], whole(model.state_dict()), float(loss(mesh, model, 0).detach())]
         with ema.applied(), torch.no_grad():
-            shown = whole(model.state_dict())
+            held = model.state_dict()
+            shown = whole(held)
             value = float(loss(mesh, model, 0))
+        found += [f"{name}: held {k}" for k, v in whole(held).items() if not torch.equal(shown[k], v)]
         found += [f"{name}: shown {k}" for k in got if not torch.equal(shown[k], got[k].to(shown[k].dtype))]
         if value == before[2]:
             found.append(f"{name}: computes with the weights")

@@ -223,6 +223,15 @@ def differed(s: Session, in_step: bool) -> None:
     s.train(3)
 
 
+def averaged_by_one_rank(mesh: Any) -> None:
+    s = Session(mesh, REPLICATED)
+    s.start(make_gpt(depth=1), units=None)
+    s.train(0)
+    if rank_of(mesh) == 1:
+        dmuon.Ema(s.model)
+    s.train(1)
+
+
 @pytest.mark.parametrize("in_step", [False, True])
 def test_training_goes_on_after_ranks_have_differed(ranks, in_step):
     check(ranks, differed, schedule=REPLICATED, in_step=in_step)
@@ -230,20 +239,25 @@ def test_training_goes_on_after_ranks_have_differed(ranks, in_step):
 
 @pytest.mark.cpu("on devices the others go on, and wait in the step while the process of the rank that raised lives")
 @pytest.mark.parametrize(
-    ("program", "options"),
+    ("program", "options", "words"),
     [
-        (trained_on_one_rank, {"others": None}),
-        (added_differently_on_one_rank, {"what": "number"}),
+        (trained_on_one_rank, {"others": None}, "has issued the agreement on which parameters of AdamW train"),
+        (
+            added_differently_on_one_rank,
+            {"what": "number"},
+            "has issued the agreement on which parameters of AdamW train",
+        ),
+        (averaged_by_one_rank, {}, "waits for Ema()"),
     ],
 )
-def test_all_raise_if_a_rank_alone_trains_or_adds_a_parameter(ranks, program, options):
-    """Not all ranks come to the agreement."""
+def test_all_raise_if_a_rank_alone_trains_or_adds_a_parameter_or_makes_a_mean(ranks, program, options, words):
+    """Not all ranks come to the agreement, or to the call."""
     begun = time.monotonic()
     with pytest.raises(RankFailed) as failed:
         ranks.run(program, (2, 2), **options)
     told = [part for part in str(failed.value).split("--- rank ") if part.strip()]
     assert len(told) == 4 and time.monotonic() - begun < 60
-    assert all("has issued the agreement on which parameters of AdamW train" in part for part in told)
+    assert all(words in part for part in told)
 
 
 def in_fp64(s: Session) -> None:

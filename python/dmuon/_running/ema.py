@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 
 from dmuon._running.runtime import runtime_of
 from dmuon._saving.owned_shards import MASTER
-from dmuon._saving.whole_states import cut_like
 from dmuon._setup.agreement import agreement
 from dmuon._setup.place import clean_name
 from dmuon._setup.placeholder import OwnedTensor
+from dmuon._setup.slices import cut_like, local_part
 
 
 class Ema:
@@ -43,9 +43,9 @@ class Ema:
         """
         runtime = self._runtime = runtime_of(model, "Ema")
         runtime.refuse_inside_full_params("Ema()")
-        with agreement(runtime.ranks, "Ema") as facts:
-            facts.append(f"decay {_checked_decay(decay)}")
         runtime.meet("Ema()")  # reshards: a forward alone leaves FSDP2's parameters whole
+        with agreement(runtime.ranks, "Ema") as facts:
+            facts.append(f"decay {_checked_decay(decay, 'Ema')}")
         self.decay, self.num_updates = decay, 0
         runtime.num_means += 1
         self._name = f"mean {runtime.num_means}"
@@ -69,7 +69,7 @@ class Ema:
             ValueError: the call is inside `applied`, or `decay` is no number from 0 to 1.
         """
         self._runtime.refuse_while_averaged("Ema.update()")
-        weight = 1 - _checked_decay(self.decay)
+        weight = 1 - _checked_decay(self.decay, "Ema.update")
         pairs = [*self._owned(), *self._local()]
         if pairs:
             means, weights = zip(*pairs, strict=True)
@@ -91,6 +91,7 @@ class Ema:
         runtime.refuse_while_averaged("Ema.applied()")
         runtime.meet("Ema.applied()")
         weights = [weight.clone() for _, weight in self._local()]
+        hooks = [module.register_state_dict_post_hook(_give_copies) for module in runtime.model.modules()]
         runtime.set_averaged(True)
         self._exchange_masters()
         with torch.no_grad():
@@ -105,6 +106,8 @@ class Ema:
             with torch.no_grad():
                 for (_, weight), own in zip(self._local(), weights, strict=True):
                     weight.copy_(own)
+            for hook in hooks:
+                hook.remove()
             runtime.set_averaged(False)
             runtime.publish()
 
@@ -161,7 +164,7 @@ class Ema:
                 raise ValueError(f"{load}: '{name}': {problem}")
         if type(saved["num_updates"]) is not int:
             raise ValueError(f"{load}: num_updates: expected a number, got {saved['num_updates']!r}")
-        return _checked_decay(saved["decay"]), saved["num_updates"], weights
+        return _checked_decay(saved["decay"], load), saved["num_updates"], weights
 
     def _owned(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields (mean, master) of the leaves' parts that this rank owns."""
@@ -174,7 +177,7 @@ class Ema:
     def _local(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields (mean, weight) of this rank's part of the other parameters."""
         for name, parameter in self._others.items():
-            yield _part(self._means[name]), _part(parameter.detach())
+            yield local_part(self._means[name]), local_part(parameter)
 
     @torch.no_grad()
     def _exchange_masters(self) -> None:
@@ -185,9 +188,11 @@ class Ema:
             mean.copy_(old)
 
 
-def _part(tensor: torch.Tensor) -> torch.Tensor:
-    part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return part
+def _give_copies(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Puts copies of a module's parameters into a state dict, which may live longer than the mean in these."""
+    for name, parameter in module._parameters.items():
+        if parameter is not None and not isinstance(parameter, OwnedTensor) and prefix + name in state_dict:
+            state_dict[prefix + name] = parameter.detach().clone()
 
 
 def _misfit(mean: Any, value: Any) -> str | None:
@@ -208,7 +213,7 @@ def _cut(tensor: DTensor) -> tuple[Any, ...]:
     return tensor.device_mesh, tensor.placements
 
 
-def _checked_decay(decay: Any) -> float:
+def _checked_decay(decay: Any, function: str) -> float:
     if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay <= 1:
-        raise ValueError(f"Ema: decay: expected a number from 0 to 1, got {decay!r}")
+        raise ValueError(f"{function}: decay: expected a number from 0 to 1, got {decay!r}")
     return float(decay)

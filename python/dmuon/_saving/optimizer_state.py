@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 from dmuon._saving.owned_shards import MASTER, OwnedShards
 from dmuon._saving.saved_members import members_of
 from dmuon._saving.saved_views import with_views, without_views
-from dmuon._saving.whole_states import cut_like
 from dmuon._setup.hyperparameters import adamw_moments, check_group, resolved_coefficients, rule_of, settings_of
 from dmuon._setup.leaf import Leaf
+from dmuon._setup.slices import cut_like
 
 _LOAD = "Muon.load_state_dict"
 _CAUTIOUS = "+cautious_weight_decay"  # after the name of a rule

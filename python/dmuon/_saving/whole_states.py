@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from dmuon._setup.shown import shown
-from dmuon._setup.slices import cut_as
 from dmuon._setup.wrappers import unwrapped
 
 
@@ -65,18 +64,3 @@ class _Held:
         result: dict[str, Any] = {} if destination is None else destination
         result.update((prefix + name, value) for name, value in self._state.items())
         return result
-
-
-def cut_like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's part of a whole `value`, cut as `other` is if that is a DTensor. Sends nothing."""
-    if isinstance(value, DTensor) or not isinstance(other, DTensor):
-        return value
-    cut: torch.Tensor = DTensor.from_local(
-        cut_as(value, other).contiguous(),
-        other.device_mesh,
-        other.placements,
-        run_check=False,
-        shape=value.shape,
-        stride=value.stride(),
-    )
-    return cut

@@ -94,6 +94,21 @@ def cut_as(whole: torch.Tensor, like: Any) -> torch.Tensor:
     return part
 
 
+def cut_like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Returns this rank's part of a whole `value`, cut as `other` is if that is a DTensor. Sends nothing."""
+    if isinstance(value, DTensor) or not isinstance(other, DTensor):
+        return value
+    cut: torch.Tensor = DTensor.from_local(
+        cut_as(value, other).contiguous(),
+        other.device_mesh,
+        other.placements,
+        run_check=False,
+        shape=value.shape,
+        stride=value.stride(),
+    )
+    return cut
+
+
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Returns what this rank has of a tensor."""
     detached: Any = tensor.detach()
