@@ -154,3 +154,28 @@ def test_maxima_that_the_user_hands_in_clip(ranks):
         torch.testing.assert_close(weights[k], before[k] * factors.to(weights[k]))
         factors = torch.tensor([g, 1 / g, 1 / h, h]).repeat_interleave(6)[:, None]
         torch.testing.assert_close(weights[q], before[q] * factors.to(weights[q]))
+
+
+class HeadByHead(nn.Module):
+    """Runs its four heads one after the other, on [batch, L, 4]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k = (projection(x).unflatten(-1, (4, 4)).unbind(-2) for projection in (self.q, self.k))
+        return torch.cat([nn.functional.scaled_dot_product_attention(*of, of[1]) for of in zip(q, k, strict=True)], -1)
+
+
+dmuon.attention.by_class[HeadByHead] = lambda module: dmuon.attention.Heads(4, 4, query="q", key="k")
+
+
+def test_a_batch_is_not_taken_for_heads():
+    model = nn.Sequential(nn.Linear(16, 16), HeadByHead())
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model)
+    dmuon.QKClip(model)
+    model(torch.ones(4, 3, 16)).sum().backward()
+    with pytest.raises(ValueError, match=r"QKClip: '1': expected a forward that calls"):
+        opt.step()

@@ -99,7 +99,7 @@ def attention_without_logits(mesh: Any, all_ranks: bool) -> None:
     "QKClip.observe: name: expected one of ['blocks.0.attention', 'blocks.1.attention'], got 'x'", name="x", size=4
 )
 @refused(
-    "QKClip.observe: maxima: expected a tensor of shape (4,) for 'blocks.1.attention'",
+    "QKClip.observe: maxima: expected a floating tensor of shape (4,) for 'blocks.1.attention'",
     name="blocks.1.attention",
     size=3,
 )

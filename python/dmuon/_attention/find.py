@@ -29,7 +29,8 @@ def find_attention(model: nn.Module) -> dict[str, tuple[nn.Module, Heads]]:
             heads = attention.by_class[entry](module)
         except Exception as error:  # the user's own
             what = "" if isinstance(error, ValueError) else f"raised {type(error).__name__}: "
-            raise ValueError(f"{asked}: '{name}': {what}{error}") from error
+            way_out = "An entry that returns None for a module leaves it out."
+            raise ValueError(f"{asked}: '{name}': {what}{error}. {way_out}") from error
         if heads is not None and not isinstance(heads, Heads):
             raise ValueError(f"{asked}: '{name}': expected dmuon.attention.Heads or None, got {shown(heads)}")
         if heads is not None:

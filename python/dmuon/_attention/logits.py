@@ -73,8 +73,11 @@ def of_scaled_dot_product(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor | None:
-    """Returns [heads] fp32 from the arguments of torch's scaled_dot_product_attention. None without a heads' dim."""
-    return of_operands(query, key, attn_mask, is_causal, scale) if query.ndim > 2 else None
+    """Returns [heads] fp32 from the arguments of torch's scaled_dot_product_attention.
+
+    None unless queries are [batch, heads, L, dim]: the first of three dimensions may be a batch.
+    """
+    return of_operands(query, key, attn_mask, is_causal, scale) if query.ndim > 3 else None
 
 
 def of_softmax(input: torch.Tensor, dim: int | None = None, *rest: object, **options: object) -> torch.Tensor | None:

@@ -96,13 +96,15 @@ class QKClip:
         Raises:
             ValueError: the name is unknown, or the shape is another.
         """
-        heads = self._clip.heads.get(name)
+        heads = self._clip.heads.get(name) if isinstance(name, str) else None
         if heads is None:
             raise ValueError(f"QKClip.observe: name: expected one of {list(self._clip.heads)}, got {shown(name)}")
-        if not isinstance(maxima, torch.Tensor) or maxima.shape != (heads.num_heads,):
+        is_tensor = isinstance(maxima, torch.Tensor) and maxima.is_floating_point() and not maxima.is_meta
+        if not is_tensor or maxima.shape != (heads.num_heads,):
+            of = f" in {maxima.dtype} on {maxima.device}" if isinstance(maxima, torch.Tensor) else ""
             raise ValueError(
-                f"QKClip.observe: maxima: expected a tensor of shape ({heads.num_heads},) for '{name}', got "
-                f"{shown(maxima)}"
+                f"QKClip.observe: maxima: expected a floating tensor of shape ({heads.num_heads},) for '{name}', got "
+                f"{shown(maxima)}{of}"
             )
         self._clip.note_given(name, maxima)
 

@@ -110,7 +110,9 @@ class _Finder:
         if index is None:
             parameter = self._parameters.get(weight)
             got = (
-                "no such parameter"
+                "one below an adapter of LoRA's"
+                if f"{whole}.base_layer.weight" in self._parameters
+                else "no such parameter"
                 if parameter is None
                 else "one of AdamW's"
                 if parameter.requires_grad

@@ -55,9 +55,10 @@ class StepClip:
         self._missing.clear()
         for name, found in missing.items():
             return (
-                f"QKClip: '{name}': expected a forward that calls scaled_dot_product_attention or softmax with "
-                f"{self.heads[name].num_heads} heads, got {found}. Use another implementation of attention "
-                "(attn_implementation='sdpa' in Transformers), or call clip.observe(name, maxima) in each micro-step."
+                f"QKClip: '{name}': expected a forward that calls scaled_dot_product_attention or softmax on "
+                f"[batch, {self.heads[name].num_heads} heads, ...], got {found}. Use another implementation of "
+                "attention (attn_implementation='sdpa' in Transformers), or call clip.observe(name, maxima) in each "
+                "micro-step."
             )
         return None
 
