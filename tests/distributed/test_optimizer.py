@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -41,6 +42,42 @@ def changed_hyperparameters(s: Session) -> None:
 
 def test_hyperparameters_are_read_at_every_step(ranks):
     check(ranks, changed_hyperparameters, schedule=FAR_AHEAD)
+
+
+def began_anew(s: Session, how: str) -> None:
+    """As torch's optimizers do without a state."""
+    muon = {"rule": "normuon"} if how == "clear" else {}
+    s.start(make_gpt(depth=2), muon=muon)
+    for step in range(2):
+        s.train(step)
+    if s.reference:
+        s.opt.moments.clear()
+        for buffer in s.opt.buffers.values():
+            buffer.zero_()
+        s.opt.adamw.state.clear()
+    elif how == "clear":
+        s.opt.state.clear()
+    elif how == "new":
+        s.opt.state = defaultdict(dict)
+    else:
+        for state in s.opt.state.values():
+            state.clear()
+    if how == "new" and not s.reference:
+        saved = s.opt.state_dict()["state"]
+        assert all(not value.count_nonzero() for state in saved.values() for value in map(local, state.values()))
+        assert sum("momentum_buffer" in state for state in saved.values()) == len(s.opt._leaf_of)
+    for step in range(2, 4):
+        s.train(step)
+
+
+def local(value: Any) -> torch.Tensor:
+    return value.to_local() if hasattr(value, "to_local") else value
+
+
+@pytest.mark.parametrize("how", ["clear", "new", "in each"])
+@pytest.mark.parametrize("mesh", [(2, 2), (1,)])
+def test_removed_states_begin_anew(ranks, mesh, how):
+    check(ranks, began_anew, mesh, schedule=AHEAD, how=how)
 
 
 def scheduled(s: Session) -> None:

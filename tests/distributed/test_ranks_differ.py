@@ -70,6 +70,32 @@ def backward_differs_in_the_first_step(mesh: Any) -> None:
     s.step()
 
 
+@refused(
+    "some ranks have cleared the gradient of 'blocks.", "others have kept it. Expected: all ranks clear it, or none"
+)
+def gradients_cleared_on_one_rank(mesh: Any) -> None:
+    _, opt = with_gradients(mesh)
+    if rank_of(mesh) == 1:
+        opt.zero_grad()
+    opt.step()
+
+
+@refused(SETTINGS + "nothing; rank 1 has: multiplying the gradient of 'blocks.0.up.weight' by 0.5")
+def gradient_scaled_on_one_rank(mesh: Any) -> None:
+    model, opt = with_gradients(mesh)
+    if rank_of(mesh) == 1:
+        model.blocks[0].up.weight.grad.mul_(0.5)
+    opt.step()
+
+
+@refused(SETTINGS + "nothing; rank 1 has: the state of 'blocks.0.up.weight' removed")
+def state_removed_on_one_rank(mesh: Any) -> None:
+    model, opt = with_gradients(mesh)
+    if rank_of(mesh) == 1:
+        del opt.state[model.blocks[0].up.weight]
+    opt.step()
+
+
 @refused(SETTINGS + "param_groups[0]['lr'] = 0.02; rank 1 has: param_groups[0]['lr'] = 0.04")
 def lr_differs_at_a_step(mesh: Any) -> None:
     _, opt = with_gradients(mesh)

@@ -22,6 +22,7 @@ constexpr int kNumParameters = 3;
 AgreementInput nothing() {
   AgreementInput input;
   input.has_gradient.resize(kNumParameters);
+  input.has_cleared.resize(kNumParameters);
   return input;
 }
 
@@ -44,7 +45,10 @@ TEST_P(Agreement, TellsEveryRankOfAGradientThatOneHad) {
   run([](int rank, const auto& agree_on) {
     AgreementInput input = nothing();
     input.has_gradient[ParameterIndex(2)] = rank == 0;
-    EXPECT_EQ(agree_on(input).has_gradient, (HasGradient{false, false, true}));
+    input.has_cleared[ParameterIndex(1)] = rank == 0;
+    const Agreed agreed = agree_on(input);
+    EXPECT_EQ(agreed.has_gradient, (HasGradient{false, false, true}));
+    EXPECT_EQ(agreed.has_cleared, (HasGradient{false, true, false}));
   });
 }
 
@@ -118,6 +122,7 @@ TEST_P(Agreement, RaisesOnEveryRankWhereOneHasAnotherModel) {
       input.words = at::zeros({kNumParameters + 2}, at::kDouble);
       if (rank == astray) {
         input.has_gradient.resize(1);
+        input.has_cleared.resize(1);
         input.words = at::zeros({1}, at::kDouble);
         input.missing_maxima = 2;
         input.model = 2;

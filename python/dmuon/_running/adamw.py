@@ -22,7 +22,7 @@ class InnerAdamW:
         self._adamw: torch.optim.AdamW | None = None
 
     def add(self, group: dict[str, Any], state: Any) -> None:
-        """Adds a group of the outer optimizer. `state` is always the same object."""
+        """Adds a group of the outer optimizer, which has this state."""
         known = _get_fused_kernels_supported_devices()
         on_fused_device = all(p.is_floating_point() and p.device.type in known for p in group["params"])
         one_kind = len({kind_of(p) for p in group["params"]}) <= 1
@@ -34,8 +34,9 @@ class InnerAdamW:
         else:
             self._adamw.add_param_group(group)
 
-    def make_state(self) -> None:
+    def make_state(self, state: Any) -> None:
         """Makes AdamW's first state for parameters that have made no step, so that it can be saved."""
+        self._use(state)
         for group in self._adamw.param_groups if self._adamw is not None else ():
             on_device = group.get("capturable") or group.get("fused")
             for parameter in group["params"]:
@@ -47,14 +48,19 @@ class InnerAdamW:
                 for name in adamw_moments(group):
                     state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
-    def step(self, applies: torch.Tensor) -> None:
-        """Updates parameters that have a gradient, unless `applies`, a [] bool, is false.
+    def _use(self, state: Any) -> None:
+        if self._adamw is not None:
+            self._adamw.state = state  # the user may have given the outer optimizer a new one
+
+    def step(self, applies: torch.Tensor, state: Any) -> None:
+        """Updates parameters that have a gradient, unless `applies`, a [] bool, is false. `state` is the outer one's.
 
         Fused kernels on the device of `applies` read it themselves. Otherwise the host reads it and waits for the
         device.
         """
         if self._adamw is None:
             return
+        self._use(state)
         below = [(group, group["lr"]) for group in self._adamw.param_groups if float(group["lr"]) < 0]  # by rounding
         for group, lr in below:
             group["lr"] = torch.zeros_like(lr) if isinstance(lr, torch.Tensor) else 0.0

@@ -18,6 +18,7 @@ from dmuon._running.adamw import InnerAdamW
 from dmuon._running.given_groups import Given
 from dmuon._running.host_state import discard_unreduced
 from dmuon._running.optimizer_load import checked_state, write_state
+from dmuon._running.owned_state import removed_states
 from dmuon._running.skipped_steps import KEY as SKIPPED_STEPS
 from dmuon._running.skipped_steps import SkippedSteps
 from dmuon._running.start import agreed_setup, start
@@ -253,18 +254,21 @@ class Muon(torch.optim.Optimizer):
                 loss = closure()
         runtime = self._runtime
         problem = problem_of_recording(runtime, self.record_stats)
-        verdict = runtime.step_agreement.verdict(problem=problem)
+        removed = removed_states(self.state, self._leaf_of)
+        facts = [f"the state of '{runtime.leaves[self._leaf_of[parameter]].name}' removed" for parameter in removed]
+        verdict = runtime.step_agreement.verdict(facts, problem)
         runtime.step_agreement.note_step()
         if (grad_scale := getattr(self, "grad_scale", None)) is not None:
             runtime.step_agreement.scale(grad_scale.double().reciprocal().float().to(runtime.device))
         finite = runtime.step_agreement.finite()
         groups, group_of = self._muon_groups(verdict.has_gradient)
+        runtime.renew_states(self.state, removed, self._leaf_of)
         if self.record_stats:
             _C.begin_update_stats(runtime.engine)
         after = runtime.step_agreement.after_step
         row_factors = after.row_factors(verdict.maxima, finite) if after else {}
         _C.muon_step(runtime.engine, groups, group_of, finite, runtime.graphs, row_factors)
-        self._adamw.step(finite)
+        self._adamw.step(finite, self.state)
         if after:
             after.scale_others()
         self._skipped.add(finite)
@@ -309,7 +313,7 @@ class Muon(torch.optim.Optimizer):
                 parameter.grad = torch.zeros_like(parameter)
         runtime.step_agreement.clear()
         if set_to_none:
-            runtime.step_agreement.zeroed.clear()
+            runtime.step_agreement.changed.clear()
         if has_sums():
             runtime.engine.host_sums().forget()
         for group in self.param_groups:
@@ -356,8 +360,9 @@ class Muon(torch.optim.Optimizer):
             ValueError: the call is inside `Ema.applied`, or ranks have come to different calls.
         """
         self._runtime.refuse_while_averaged("opt.state_dict()")
-        self._adamw.make_state()
+        self._adamw.make_state(self.state)
         self._runtime.meet("Muon.state_dict()")
+        self._runtime.renew_states(self.state, removed_states(self.state, self._leaf_of), self._leaf_of)
         live, self.state = self.state, saved_state(self.state, self._leaf_of, self._runtime.shards)
         try:
             packed = super().state_dict()
@@ -386,6 +391,7 @@ class Muon(torch.optim.Optimizer):
         state_dict, loaded = checked_state(self, state_dict, hooks.values(), runtime, self._leaf_of)
         # At once: nothing that may raise on some ranks alone comes between the check and the collective calls.
         write_state(runtime, loaded, is_fresh=not state_dict["state"])
+        runtime.renew_states(self.state, removed_states(self.state, self._leaf_of), self._leaf_of)
         owned: dict[torch.Tensor, Any] = {parameter: self.state[parameter] for parameter in self._leaf_of}
         self._adamw = InnerAdamW()  # for the new groups and state of the base class
         self._optimizer_load_state_dict_pre_hooks = OrderedDict()  # they have run

@@ -57,7 +57,8 @@ class Gradient:
         """Sets the gradient to zeros, if there is one."""
         if (runtime := self._runtime()) is not None:
             runtime.engine.zero_gradient(self._index)
-            runtime.step_agreement.zeroed.add(runtime.leaves[self._index].name)
+            if (change := f"{self._described(runtime)} set to zero") not in runtime.step_agreement.changed:
+                runtime.step_agreement.changed.append(change)
 
     def norm(self) -> torch.Tensor:
         """Returns the 2-norm of the mean over all ranks, in a form that combines with norms of FSDP2's gradients."""
@@ -87,6 +88,15 @@ class Gradient:
         runtime = self._alive()
         runtime.engine.settle_step()
         runtime.engine.scale_gradient(self._index, factor)
+
+    def note_scaling(self, verb: str, number: Any) -> None:
+        """Notes what scales the gradient, which must be alike on all ranks."""
+        runtime = self._alive()
+        by = "a tensor" if isinstance(number, torch.Tensor) else repr(number)
+        runtime.step_agreement.changed.append(f"{verb} {self._described(runtime)} by {by}")
+
+    def _described(self, runtime: Any) -> str:
+        return f"the gradient of '{runtime.leaves[self._index].name}'"
 
     def all_finite(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Averages the gradients of all parameters over the ranks, if that was not done.
@@ -135,6 +145,7 @@ def _scaling(verb: str, factor_of: Callable[[torch.Tensor], torch.Tensor]) -> Ca
         if target is not owned:
             owned._refuse(f"{verb} by it")
         gradient.scale(factor_of(_number(owned, number)))
+        gradient.note_scaling(verb, number)
         return owned
 
     return scale

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import ItemsView, Iterator, ValuesView
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
 
 import torch
@@ -17,7 +17,12 @@ class OwnedState(dict[str, torch.Tensor]):
     def __init__(self, tensors: dict[str, torch.Tensor], engine: _C.Engine) -> None:
         """Does not keep the engine alive."""
         super().__init__(tensors)
+        self._names = tensors.keys() | ()
         self._engine = weakref.ref(engine)
+
+    def is_whole(self) -> bool:
+        """False if the user has removed a tensor."""
+        return self.keys() == self._names
 
     def _finish_update(self) -> None:
         if (engine := self._engine()) is not None:
@@ -79,3 +84,9 @@ class OwnedState(dict[str, torch.Tensor]):
     def __reduce__(self) -> Any:
         """Copies and pickles as a plain dict."""
         return dict, (self.copy(),)
+
+
+def removed_states(states: Mapping[Any, Any], leaf_of: Mapping[Any, int]) -> list[Any]:
+    """Returns the matrices whose state the user has removed from `opt.state`, all of it or some tensors."""
+    found = ((parameter, states.get(parameter)) for parameter in leaf_of)
+    return [parameter for parameter, state in found if not isinstance(state, OwnedState) or not state.is_whole()]

@@ -1,10 +1,14 @@
-"""The engine of one model, with placeholders, weights and masters."""
+"""The engine of one model, with placeholders, weights and masters.
+
+Longer than other files because all calls of a model go through this one object, and it refuses those at a wrong time.
+"""
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import Any, cast
 
 import torch
 import torch.nn as nn
@@ -37,6 +41,7 @@ from dmuon._setup.sharded import fsdp_modules
 from dmuon._setup.slices import local_part
 from dmuon._setup.tensor_parallel import is_sharded
 from dmuon._setup.units import Unit
+from dmuon._setup.ways_out import STATE_AT_OWNER
 
 
 class Runtime:
@@ -61,6 +66,7 @@ class Runtime:
         self.device, self.tuned = device, tuned
         self.whole = self.writes_back = False  # inside full_params; at its end
         self.is_averaged = self.offloaded = False  # inside Ema.applied; after offload
+        self._process = os.getpid()
         self.last_met: int | None = None  # leaf, by an operation in the forward that runs
         self.num_changes = 0  # of the weights: by steps, loads and writes
         self.num_means = 0  # Emas that were made
@@ -140,8 +146,21 @@ class Runtime:
                 of_rank = own[0].tensor.view(self.transfers.sizes_of(index, name))
                 state[name] = of_rank if leaf.slices is None else leaf.slices.as_dtensor(of_rank)
             else:
-                state[name] = OwnedTensor(f"{leaf.name}.{name}", shape, torch.float32, self.device, None)
+                elsewhere = OwnedTensor(f"{leaf.name}.{name}", shape, torch.float32, self.device, None)
+                elsewhere._at_owner = STATE_AT_OWNER
+                state[name] = elsewhere
         return OwnedState(state, self.engine)
+
+    def renew_states(
+        self, states: MutableMapping[Any, Any], removed: Iterable[Any], leaf_of: Mapping[Any, int]
+    ) -> None:
+        """Lets removed states begin anew, as torch's optimizers do: they become zeros at their owners."""
+        for parameter in removed:
+            index = leaf_of[parameter]
+            for name in self.shards.states:
+                for part in self.transfers.owned_parts(index, name):
+                    part.tensor.zero_()
+            states[parameter] = self.owned_state(index)
 
     def meet(self, call: str) -> None:
         """Waits until all ranks have come to `call`, outside of passes. Collective."""
@@ -251,6 +270,12 @@ class Runtime:
             raise ValueError(_inside_applied(what))
 
     def refuse_offloaded(self, what: str) -> None:
+        """Raises ValueError after offload, and RuntimeError in a forked child, which would wait for ever."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"dmuon: {what} in a process that was forked from the one of this model, and lacks its threads. "
+                "Expected: a process that is spawned (start_method='spawn'), or a model that the child makes."
+            )
         if self.offloaded:
             raise ValueError(f"dmuon.offload: {what} after it. Expected: dmuon.load(model) first.")
 

@@ -56,7 +56,7 @@ class StepAgreement:
     plain: PlainGradients = dataclasses.field(init=False)
     after_step: AfterStep | None = dataclasses.field(default=None, init=False)
     had_open_gradients: bool = dataclasses.field(default=False, init=False)  # on any rank before the last message
-    zeroed: set[str] = dataclasses.field(default_factory=set, init=False)  # leaves, by zero_ since the last message
+    changed: list[str] = dataclasses.field(default_factory=list, init=False)  # changes of gradients since the message
     _lost: str | None = dataclasses.field(default=None, init=False)  # if a backward has raised
     _applied: list[str] = dataclasses.field(default_factory=list, init=False)  # settings of the last step
     _owned_norms: tuple[torch.Tensor, ...] | None = dataclasses.field(default=None, init=False)  # of the verdict
@@ -100,9 +100,9 @@ class StepAgreement:
                 problem = problem or problem_of_unreduced(self.model, self.fsdp_modules)
                 problem = problem or (after.problem() if after else None)
                 # Ranks compare a problem like a setting: if only some ranks have it, the others raise.
-                zeroed = [f"the gradient of '{name}' set to zero" for name in sorted(self.zeroed)]
-                self.zeroed.clear()
-                settings = [problem] if problem else [*self._settings(), *self._applied, *arguments, *zeroed]
+                changed = sorted(self.changed)
+                self.changed.clear()
+                settings = [problem] if problem else [*self._settings(), *self._applied, *arguments, *changed]
                 digest = zlib.crc32("\n".join(settings).encode())
                 found = self._agree(digest, problem)
                 self.had_open_gradients = found.has_open_gradients

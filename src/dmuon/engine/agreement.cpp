@@ -7,6 +7,7 @@
 //   [10, 12)    the number of the model, likewise
 //   [12]        1 if this rank has open gradients
 //   [13, 13+n)  1 if this rank had a gradient of the parameter
+//   n more      1 if it was cleared behind the last backward
 //   then the words that travel along, and unused ones
 
 #include "dmuon/engine/agreement.h"
@@ -46,13 +47,15 @@ void require_equal_everywhere(const double* words) {
 }  // namespace
 
 Agreed agree(wire::HostWords& all, const AgreementInput& input) {
-  const int along_at = kParametersAt + input.has_gradient.size();
+  const int num_parameters = input.has_gradient.size();
+  const int cleared_at = kParametersAt + num_parameters;
+  const int along_at = cleared_at + num_parameters;
   const std::int64_t num_along = input.words.defined() ? input.words.numel() : 0;
-  // A parameter has a flag, and words that travel along if any do.
-  const int num_missing = std::max(input.most_parameters - input.has_gradient.size(), 0);
+  // A parameter has two flags, and words that travel along if any do.
+  const int num_missing = std::max(input.most_parameters - num_parameters, 0);
   const int num_unused = num_along > 0
-                             ? num_missing * (1 + input.words_per_parameter) + input.missing_maxima
-                             : num_missing;
+                             ? num_missing * (2 + input.words_per_parameter) + input.missing_maxima
+                             : num_missing * 2;
   const at::Tensor message =
       at::zeros({along_at + num_along + num_unused}, at::TensorOptions().dtype(at::kDouble));
   auto* words = message.mutable_data_ptr<double>();
@@ -65,8 +68,10 @@ Agreed agree(wire::HostWords& all, const AgreementInput& input) {
   words[kModelAt] = input.model;
   words[kModelAt + 1] = -words[kModelAt];
   words[kOpenAt] = input.has_open_gradients ? 1 : 0;
-  for (const core::ParameterIndex parameter : input.has_gradient.indices())
+  for (const core::ParameterIndex parameter : input.has_gradient.indices()) {
     words[kParametersAt + parameter.value()] = input.has_gradient[parameter] ? 1 : 0;
+    words[cleared_at + parameter.value()] = input.has_cleared.at(parameter) ? 1 : 0;
+  }
   at::Tensor along = message.narrow(0, along_at, num_along);
   if (num_along > 0) along.copy_(input.words);
 
@@ -74,9 +79,11 @@ Agreed agree(wire::HostWords& all, const AgreementInput& input) {
 
   require_equal_everywhere(words);
   if (num_along > 0) at::Tensor(input.words).copy_(along);
-  Agreed agreed{words[kOpenAt] > 0, {}};
-  for (int i = 0; i < input.has_gradient.size(); ++i)
+  Agreed agreed{words[kOpenAt] > 0, {}, {}};
+  for (int i = 0; i < num_parameters; ++i) {
     agreed.has_gradient.push_back(words[kParametersAt + i] > 0);
+    agreed.has_cleared.push_back(words[cleared_at + i] > 0);
+  }
   return agreed;
 }
 

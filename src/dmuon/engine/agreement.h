@@ -24,6 +24,8 @@ struct AgreementInput {
   bool has_open_gradients = false;
   /// True if this rank had a gradient of the parameter since it was cleared.
   core::Vector<core::ParameterIndex, bool> has_gradient;
+  /// True if the gradient that this rank had was cleared behind the last backward.
+  core::Vector<core::ParameterIndex, bool> has_cleared;
   /// [any] fp64 of the host's memory, without a NaN; may be undefined. They travel along: every
   /// rank ends with the largest of each.
   at::Tensor words;
@@ -33,6 +35,7 @@ struct AgreementInput {
 struct Agreed {
   bool has_open_gradients = false;
   core::Vector<core::ParameterIndex, bool> has_gradient;
+  core::Vector<core::ParameterIndex, bool> has_cleared;
 };
 
 /// The settings of a step differ between ranks. All ranks throw it in the same place, so they can

@@ -226,19 +226,22 @@ void Engine::watch_root_outputs(const std::vector<at::Tensor>& outputs) {
 
 // ---- backward ----
 
+bool Engine::backward_is_open() const {
+  return resolver_.order().current() == Pass::kBackward && !backward_.expired();
+}
+
 void Engine::open_backward() {
-  if (resolver_.order().current() == Pass::kBackward && !backward_.expired()) return;
+  if (backward_is_open()) return;
   core::require(no_backward_.empty(), no_backward_);
   settle();
   verdict_.reset();
-  host_sums_.begin_backward(host_sums_.held() && cleared());
+  host_sums_.begin_backward(cleared());
   take_new_gradients();
   executor_.profile().set_phase(Phase::kBackward);
   enter("a backward");
   finish_update();  // which reads the gradients that routes change, whatever stream awaited it
   // Another backward through the graph, such as one that creates a graph, reads kept weights again.
   resolver_.begin_backward(keeps_graph() && !options_.step.reshard_after_forward);
-  open_uses_.forget_backwards();
   ++num_backwards_;
   auto alive = std::make_shared<bool>(true);
   backward_ = alive;
@@ -372,12 +375,22 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings,
   if (words.is_cpu()) input.words = words;
   kept_ = kept();
   for (const core::LeafIndex leaf : leaves().indices()) {
-    for (const core::ParameterIndex part : leaves()[leaf].parameters)
-      input.has_gradient.push_back(kept_[leaf] && executor_.has_gradient(part));
+    for (const core::ParameterIndex part : leaves()[leaf].parameters) {
+      const bool has = executor_.has_gradient(part);
+      input.has_gradient.push_back(has && kept_[leaf]);
+      input.has_cleared.push_back(has && !kept_[leaf]);
+    }
   }
   verdict_.reset();
   const std::int64_t num_norms = words.numel() - norms_.num_maxima();
   Agreed agreed = engine::agree(mesh().words, input);
+  for (const core::ParameterIndex part : parameters().indices()) {
+    core::require(
+        !(agreed.has_gradient[part] && agreed.has_cleared[part]),
+        "dmuon: some ranks have cleared the gradient of '", parameters()[part].name,
+        "' behind their last backward, others have kept it. Expected: all ranks clear it, "
+        "or none.");
+  }
   verdict_ = Verdict{std::move(agreed.has_gradient), words.narrow(0, 0, num_norms),
                      mesh().shape().tensor_parallel,
                      words.narrow(0, num_norms, norms_.num_maxima()), agreed.has_open_gradients};

@@ -127,10 +127,7 @@ class Engine : private schedule::Performer {
   int num_crossed() const { return resolver_.num_crossed(); }
 
   /// True while a backward runs that is traced or replayed, outside of no_sync.
-  bool in_synchronised_backward() const {
-    return resolver_.order().current() == schedule::Pass::kBackward && !backward_.expired() &&
-           backward_syncs_;
-  }
+  bool in_synchronised_backward() const { return backward_is_open() && backward_syncs_; }
 
   /// Moves what outlives steps to the host, and back, see Offload. Frees replicated weights, which
   /// the next uses send again. Call nothing else in between, and meet() before.
@@ -262,6 +259,7 @@ class Engine : private schedule::Performer {
   bool in_second_order(core::UnitIndex unit);
   bool follows_second_order(core::UnitIndex unit) const;
   void take_turn();
+  bool backward_is_open() const;
   void end_backward();
   void give_placeholder_gradients();
   void take_new_gradients();

@@ -44,8 +44,7 @@ void Engine::enter_second_order() {
 // a graph: both enable gradients. If the graph and the weights are kept, it is left out: these
 // weights are there, and a backward that is a pass opens it at its first gradient.
 bool Engine::in_second_order(core::UnitIndex index) {
-  const bool is_pass = resolver_.order().current() == Pass::kBackward && !backward_.expired();
-  if (!in_backward() || is_pass || !ready(index)) return false;
+  if (!in_backward() || backward_is_open() || !ready(index)) return false;
   if (creates_graph() && keeps_graph() && why_no_second_order().empty()) enter_second_order();
   return this_backward() == second_order_;
 }
