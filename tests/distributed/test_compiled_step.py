@@ -57,6 +57,24 @@ def test_a_compiled_step_trains_as_without(ranks, parts):
         assert all(torch.equal(value, weights[name]) for name, value in plain.items())
 
 
+@pytest.mark.filterwarnings("error:Dynamo does not know how to trace")
+def test_a_compiled_forward_backward_and_step_trace_nothing_of_dmuons():
+    """Autograd runs dmuon's hooks inside of the compiled function."""
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    dmuon.dedicate_params(model, costs="modelled")
+    opt = dmuon.Muon(model)
+    before = model.state_dict()["0.weight"]
+
+    def step() -> None:
+        model(torch.ones(2, 8)).sum().backward()
+        opt.step()
+        opt.zero_grad()
+
+    torch.compile(step, backend="eager")()
+    assert not torch.equal(before, model.state_dict()["0.weight"])
+
+
 @pytest.mark.parametrize("of", ["Muon.step sends", "Muon.zero_grad changes", "clip_grad_norm_ sends"])
 def test_a_graph_without_breaks_is_refused_by_name(of):
     model = nn.Linear(4, 4)

@@ -22,7 +22,7 @@ import dmuon
 refused = Refusals()
 
 
-@refused("register_hook on 'blocks.0.up.weight'", kind="register_hook")
+@refused("register_hook on 'blocks.0.up.weight': its gradient is summed up at its owner", kind="register_hook")
 @refused("grad_hook on 'blocks.0.up.weight'", kind="register_post_accumulate_grad_hook")
 def hook_after(mesh: Any, kind: str) -> None:
     model, _ = ready(mesh)

@@ -169,11 +169,14 @@ class _Calls:
         output.register_hook(at_view)
         base.register_hook(at_base)
 
+    # Autograd runs hooks inside of a compiled step, too.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _end_in_backward(self, gradient: torch.Tensor) -> None:
         if torch.is_grad_enabled():
             return  # create_graph=True, see Engine::enter_second_order
         self._runtime.weights[self._index].end_call_in_backward(self._reader)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _show_weights(self, gradient: torch.Tensor) -> None:
         self._runtime.refuse_inside_full_params("a backward")
         self._runtime.weights[self._index].show_weights()

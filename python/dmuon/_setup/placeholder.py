@@ -12,14 +12,15 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from dmuon._setup.attributes import OWN
-from dmuon._setup.ways_out import AT_OWNER, BETWEEN, GRADIENT_AT_OWNER, OUTSIDE, WAYS_OUT, of_caller
+from dmuon._setup.ways_out import AT_OWNER, BETWEEN, GRADIENT_AT_OWNER, HOOK_AT_OWNER, OUTSIDE, WAYS_OUT, of_caller
+from dmuon._setup.written import written_by
 
 _aten = torch.ops.aten
 
 
-def _refusing(what: str) -> Any:
+def _refusing(what: str, why: str = "") -> Any:
     def method(self: OwnedTensor, *_: Any) -> NoReturn:
-        self._refuse(what)
+        self._refuse(what, why=why)
 
     return method
 
@@ -61,6 +62,7 @@ class OwnedTensor(torch.Tensor):
     _source: WeightSource | None = None  # of a weight
     _views: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = ()  # what makes this view from the weight
     _identity: object  # only a placeholder's aliases share it
+    _at_owner: str = AT_OWNER  # why a value is not here, and the way out
 
     @staticmethod
     def __new__(
@@ -83,6 +85,8 @@ class OwnedTensor(torch.Tensor):
         )
         tensor._name = name
         tensor._gradient = gradient
+        if gradient is not None:
+            tensor._at_owner = GRADIENT_AT_OWNER
         tensor._identity = object()
         return tensor
 
@@ -111,18 +115,21 @@ class OwnedTensor(torch.Tensor):
             return compute(func, args, kwargs or {})
         owned._refuse(str(func), _computes(func, args))
 
-    def _refuse(self, what: str, computes: bool = False) -> NoReturn:
-        """Raises ValueError because of the operation `what`. `computes`: True if a layer would use its weight so."""
+    def _refuse(self, what: str, computes: bool = False, why: str = "") -> NoReturn:
+        """Raises ValueError because of the operation `what`.
+
+        `computes`: True if a layer would use its weight so. `why`: the reason and the way out, if the caller knows.
+        """
         if what == "data_ptr":
             what += " (is this Accelerate's prepare? call it once, with an optimizer of torch, then dmuon.prepare)"
-        at_owner = AT_OWNER if self._gradient is None else GRADIENT_AT_OWNER
-        why = of_caller() or (OUTSIDE if computes and self._source is not None else at_owner)
+        why = why or of_caller() or (OUTSIDE if computes and self._source is not None else self._at_owner)
         raise ValueError(f"dmuon: {what} on '{self._name}': {why}")
 
     def _alias(self) -> OwnedTensor:
         layout = (self.stride(), self.storage_offset())
         alias = type(self)(self._name, self.shape, self.dtype, self.device, self._gradient, layout)
         alias._identity, alias._source, alias._views = self._identity, self._source, self._views
+        alias._at_owner = self._at_owner
         return alias
 
     def _of(self, weight: torch.Tensor) -> torch.Tensor:
@@ -152,9 +159,9 @@ class OwnedTensor(torch.Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"OwnedTensor('{self._name}', shape={tuple(self.shape)}, dtype={self.dtype})"
 
-    # No gradient arrives here for hooks (`select` can give a matrix to AdamW), and there is no storage.
-    register_hook = _refusing("register_hook")
-    register_post_accumulate_grad_hook = _refusing("register_post_accumulate_grad_hook")
+    # No gradient arrives here for hooks, and there is no storage.
+    register_hook = _refusing("register_hook", HOOK_AT_OWNER)
+    register_post_accumulate_grad_hook = _refusing("register_post_accumulate_grad_hook", HOOK_AT_OWNER)
     share_memory_ = _refusing("share_memory_")
     untyped_storage = _refusing("untyped_storage")
     data_ptr = _refusing("data_ptr")
@@ -173,7 +180,7 @@ class TakenOutTensor(OwnedTensor):
     attributes: dict[str, Any]
     is_cuda = False  # else a move of recurrent layers would bring it into cuDNN's order
 
-    def _refuse(self, what: str, computes: bool = False) -> NoReturn:
+    def _refuse(self, what: str, computes: bool = False, why: str = "") -> NoReturn:
         raise ValueError(f"dmuon: {what} on '{self._name}': {BETWEEN}")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -210,19 +217,10 @@ def compute(func: Any, args: Any, kwargs: Any) -> Any:
             return owned._of(weights[owned._source])
 
         result = func(*tree_map_only(OwnedTensor, value, args), **tree_map_only(OwnedTensor, value, kwargs))
-        written = list(_owned_in(_written(func, args, kwargs)))
-        for source in dict.fromkeys(owned._source for owned in written if owned._source):
+        changed = [value for value in written_by(func, args, kwargs) if isinstance(value, OwnedTensor)]
+        for source in dict.fromkeys(owned._source for owned in changed if owned._source):
             source.changed()
-    return written[0] if written and isinstance(result, torch.Tensor) else result
-
-
-def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Returns the arguments that an operation writes: tensors, and lists of them."""
-    if not func._schema.is_mutable:
-        return []
-    given = dict(zip([argument.name for argument in func._schema.arguments], args, strict=False)) | kwargs
-    marks = {argument.name: argument.alias_info for argument in func._schema.arguments}
-    return [value for name, value in given.items() if marks[name] is not None and marks[name].is_write]
+    return changed[0] if changed and isinstance(result, torch.Tensor) else result
 
 
 def _view(owned: OwnedTensor, view: Callable[[torch.Tensor], Any]) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dmuon._setup.initial_values import InitialValues, is_random
+from dmuon._setup.written import written_by
 
 _aten = torch.ops.aten
 
@@ -119,7 +119,7 @@ class ProvisionalTensor(torch.Tensor):
         for tensor in found:
             if tensor._initial is not first._initial:
                 _refuse(first, f"{func} with the values of '{tensor._initial.name}'")
-        written = [value for value in _written(func, args, kwargs) if isinstance(value, ProvisionalTensor)]
+        written = [value for value in written_by(func, args, kwargs) if isinstance(value, ProvisionalTensor)]
         first._prepare(func, len(found), bool(written))
         if written:
             is_new = first._overwrites(func, len(found))
@@ -196,11 +196,3 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], first: Provis
     except NotImplementedError:
         if not elsewhere:  # ranks without values cannot check shapes that depend on values
             raise
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
-    """Yields the arguments that an operation changes."""
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            yield from value if isinstance(value, list | tuple) else [value]

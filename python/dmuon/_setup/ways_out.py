@@ -14,7 +14,15 @@ WAYS_OUT = (
 AT_OWNER = f"this weight is whole only at its owner. {WAYS_OUT}"
 GRADIENT_AT_OWNER = (
     "this gradient is whole only at its owner. Clip by dmuon.clip_grad_norm_(model, max_norm); read norms by "
-    "dmuon.grad_norms(model); to scale it, multiply by a number."
+    "dmuon.grad_norms(model); scale it in place by a number, as grad.mul_(0.5); drop it by `parameter.grad = None`."
+)
+HOOK_AT_OWNER = (
+    "its gradient is summed up at its owner, so the hook would never run. Expected: a hook of a module, as "
+    "register_full_backward_hook; or a matrix that `select` of dedicate_params leaves to AdamW."
+)
+STATE_AT_OWNER = (
+    "this state is whole only at its owner. Read it by optimizer.state_dict(); change it by "
+    "optimizer.load_state_dict(...), or let it begin anew by `del optimizer.state[parameter]`, on all ranks."
 )
 OUTSIDE = (
     "it was used outside of the model's modules, and its values are here inside of their calls alone. Expected: its "
