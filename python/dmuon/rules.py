@@ -31,7 +31,6 @@ from dmuon._setup.user_rules import Function, Side
 
 __all__ = ["Function", "Side", "register"]
 
-_MOST = 1024  # of a number as a state's side, as plan/state_bytes.cpp has it
 _TAKEN_STATES = ("momentum_buffer", "master", "gradient", "memo", "step")
 _TAKEN_NAMES = ("adam", "adamw")  # algorithms in saved groups
 
@@ -84,13 +83,13 @@ def _checked_states(state: Mapping[str, tuple[Side, Side]], where: str) -> dict[
         if not is_pair or not (_is_side(sizes[0], "rows") and _is_side(sizes[1], "cols")):
             raise ValueError(
                 f"{where}: state: '{name}': expected ('rows' or a number, 'cols' or a number), with numbers in "
-                f"[1, {_MOST}]; got {sizes!r}"
+                f"[1, {_plan.MOST_OF_STATE}]; got {sizes!r}"
             )
     return {name: (sizes[0], sizes[1]) for name, sizes in state.items()}
 
 
 def _is_side(value: object, own: str) -> bool:
-    return value == own or (type(value) is int and 1 <= value <= _MOST)
+    return value == own or (type(value) is int and 1 <= value <= _plan.MOST_OF_STATE)
 
 
 def _kind(value: object) -> str:

@@ -218,6 +218,8 @@ WRONG: dict[str, Callable[[nn.Module], Any]] = {
     "AdamW": lambda m: [{"params": "blocks", "algorithm": "adamw"}],
     "lr": lambda m: [{"params": "blocks", "lr": -1.0}],
     "ns_steps": lambda m: [{"params": "blocks", "ns_steps": 0}],
+    "ns_coefficients": lambda m: [{"params": "blocks", "ns_coefficients": "sextic"}],
+    "adjust_lr_fn": lambda m: [{"params": "blocks", "adjust_lr_fn": "kimi"}],
     "good": lambda m: [{"params": "blocks.0", "lr": 0.1}],
 }
 
@@ -240,6 +242,10 @@ WRONG: dict[str, Callable[[nn.Module], Any]] = {
 @refused("Muon: muon_groups[0]: algorithm: expected 'muon' or nothing, got 'adamw'", which="AdamW")
 @refused("Muon: muon_groups[0]: lr: expected a number in [0, inf), got -1", which="lr")
 @refused("Muon: muon_groups[0]: ns_steps: expected an int", which="ns_steps")
+@refused(
+    "Muon: muon_groups[0]: ns_coefficients: expected rows (a, b, c) or a name", "'sextic'", which="ns_coefficients"
+)
+@refused("Muon: muon_groups[0]: adjust_lr_fn: expected", "kimi", which="adjust_lr_fn")
 @refused("ranks differ", "muon_groups[0]", "blocks.0.qkv.weight", which="good", only_on=1)
 @refused("muon_groups[0]: params[0]", "got 'vison'", which="unknown", only_on=2)
 def muon_groups(mesh: Any, which: str, only_on: int | None = None) -> None:

@@ -173,6 +173,16 @@ def test_what_is_out_cannot_be_used_and_may_go(ranks):
     ranks.run(averages, (2, 2))
 
 
+@refused("offload()", "full_params")
+def inside_full_params(mesh: Any) -> None:
+    model, opt = ready(mesh)
+    with dmuon.full_params(model, writeback=True), pytest.raises(ValueError, match="full_params") as caught:
+        dmuon.offload(model)
+    loss_of(model, batch(0)).backward()
+    opt.step()
+    raise caught.value
+
+
 @refused("load: model: expected one after dmuon.offload")
 def loaded_too_early(mesh: Any) -> None:
     model, _ = ready(mesh)

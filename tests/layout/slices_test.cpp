@@ -271,22 +271,6 @@ TEST(LocalSizes, AreThoseOfChunks) {
   EXPECT_EQ(local_sizes({4, 10, 12}, {1, 2}, 2, 1), (Sizes{4, 4, 12}));
 }
 
-TEST(WholeMatrices, AreThoseOfCutsBetweenThem) {
-  const auto on_all_ranks = [](const Case& one) {
-    for (int rank = 0; rank < one.num_ranks; ++rank)
-      if (!has_only_whole_matrices(slices_on(one, rank).at(0), one.views[0])) return false;
-    return true;
-  };
-  EXPECT_TRUE(on_all_ranks({"heads", {32, 12}, {0}, 4, {{8, 4, 12}}}));
-  EXPECT_FALSE(on_all_ranks({"5 heads on 4 ranks", {20, 12}, {0}, 4, {{5, 4, 12}}}));
-  EXPECT_TRUE(on_all_ranks({"5 experts on 4 ranks", {5, 4, 12}, {0}, 4, {{5, 4, 12}}}));
-  EXPECT_TRUE(on_all_ranks({"one rank", {12, 18}, {1, 2}, 1, {{1, 12, 18}}}));
-  EXPECT_FALSE(on_all_ranks({"heads, 3 ranks", {32, 12}, {0}, 3, {{8, 4, 12}}}));
-  EXPECT_FALSE(on_all_ranks({"gate and up", {40, 12}, {0, 2}, 4, {{2, 20, 12}}}));
-  EXPECT_FALSE(on_all_ranks({"experts' rows", {4, 20, 12}, {1}, 4, {{4, 20, 12}}}));
-  EXPECT_FALSE(on_all_ranks({"experts' columns", {4, 12, 20}, {2}, 4, {{4, 12, 20}}}));
-}
-
 TEST(Slices, RefuseACutThatDoesNotFit) {
   const auto refuses = [](const Sizes& sizes, Cut cut, int num_ranks, int rank,
                           const std::string& words) {

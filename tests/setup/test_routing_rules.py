@@ -150,6 +150,8 @@ def test_what_select_raises_is_the_cause():
     with pytest.raises(ValueError, match=r"select: raised KeyError for 'weight': 'weight'") as caught:
         route(linear(), lambda name, *_: {}[name])
     assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(ValueError, match=r"^plan: select: raised KeyError"):
+        route(linear(), lambda name, *_: {}[name], function="plan")
 
 
 @pytest.mark.parametrize("answer", ["muon", 1, torch.tensor(True)])

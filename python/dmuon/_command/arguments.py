@@ -84,6 +84,12 @@ def parser() -> argparse.ArgumentParser:
 _STRATEGY_HELP = f"{', '.join(strategies())} (milp needs SciPy, and up to a minute)"
 
 
+def given_beside(arguments: argparse.Namespace, command: list[str]) -> list[str]:
+    """Returns the options of a command line that differ from those of `command`, as a user writes them."""
+    without = vars(parser().parse_args(command))
+    return [f"--{name.replace('_', '-')}" for name, value in vars(arguments).items() if value != without[name]]
+
+
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     _add_task(parser, mesh_required=True)
     add = parser.add_argument

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from dmuon._command.answers import compare, compare_plans, models, plan
-from dmuon._command.arguments import parser
+from dmuon._command.arguments import given_beside, parser
 from dmuon._command.doctor import doctor
 from dmuon._command.simulate import simulate
 from dmuon._command.tune import tune
@@ -64,10 +64,8 @@ def _answer(arguments: argparse.Namespace) -> str:
 
 
 def _two_plans(arguments: argparse.Namespace) -> list[str]:
-    without = vars(parser().parse_args(["compare", *arguments.plans]))
-    given = [name for name, value in vars(arguments).items() if value != without[name]]
-    if given:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    if given := given_beside(arguments, ["compare", *arguments.plans]):
+        options = ", ".join(given)
         raise ValueError(
             f"compare: expected two files of plans alone, or a model with options; got files and {options}"
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dmuon._command.answers import write_file
-from dmuon._command.arguments import parser
+from dmuon._command.arguments import given_beside
 from dmuon._command.paper import simulate_paper
 from dmuon._command.task import read_model, read_task, title_of
 from dmuon._planning import pictures
@@ -51,11 +51,8 @@ def simulate_meshes(arguments: argparse.Namespace, note: Callable[[str], None]) 
 
 def _alone(arguments: argparse.Namespace) -> bool:
     """Returns whether JSON is asked for. No other option goes with --paper."""
-    without = vars(parser().parse_args(["simulate", "--paper"]))
-    given = {name for name, value in vars(arguments).items() if value != without[name]} - {"json"}
-    if given:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
-        raise ValueError(f"simulate: --paper: expected at most --json beside it; got {options}")
+    if given := {*given_beside(arguments, ["simulate", "--paper"])} - {"--json"}:
+        raise ValueError(f"simulate: --paper: expected at most --json beside it; got {', '.join(sorted(given))}")
     json_asked: bool = arguments.json
     return json_asked
 

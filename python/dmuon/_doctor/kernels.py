@@ -11,7 +11,7 @@ from dmuon._doctor.devices import DTYPES, accelerators, choices
 from dmuon._doctor.findings import Findings
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 # Matrices, rows, columns: one entry, odd, small, wide, tall, a batch.
 _SHAPES = ((1, 1, 1), (1, 5, 3), (1, 67, 33), (1, 129, 257), (1, 320, 64), (3, 33, 65))
@@ -46,12 +46,13 @@ class _Case:
     def __init__(self, shape: tuple[int, int, int], device: Any) -> None:
         import torch
 
+        from dmuon._planning.tuning import polynomial
         from dmuon._setup.hyperparameters import NS_COEFFICIENTS, NS_STEPS, resolved_coefficients
 
         self.rows = resolved_coefficients(NS_COEFFICIENTS, NS_STEPS)
         self.given = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
         # Small matrices on the CPU, so that the reference does not depend on the device.
-        self.exact = _iterated(self.given if shape in _PANELS else self.given.cpu(), self.rows)
+        self.exact = polynomial(self.given if shape in _PANELS else self.given.cpu(), self.rows)
 
     def error(self, choice: Any, dtype: Any) -> float:
         """Returns the largest relative error of one of the matrices."""
@@ -83,12 +84,3 @@ def _test(findings: Findings, name: str, cases: Iterable[_Case], dtype: Any) -> 
     for number, (backend, (error, where)) in enumerate(worst.items()):
         words = f"error {error:.1e} of at most {bound:.1e}{where if error > bound else ''}"
         findings.check(f"{name} {backend}{' (default)' if number == 0 else ''}", error <= bound, words)
-
-
-def _iterated(x: Tensor, rows: list[tuple[float, float, float]]) -> Tensor:
-    """Returns the iteration's result in x's dtype, by the textbook."""
-    y: Tensor = x / x.norm(dim=(-2, -1), keepdim=True)
-    for a, b, c in rows:
-        square = y @ y.mT
-        y = a * y + (b * square + c * square @ square) @ y
-    return y

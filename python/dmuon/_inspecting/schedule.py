@@ -177,13 +177,10 @@ class _Simulated:
             for leaf in unit.leaves
             for parameter in runtime.parts[leaf]
         }
-        of_owner: list[list[list[int]]] = [[] for _ in range(ranks.size)]
-        for owner, parameters in runtime.plan.batches:
-            of_owner[owner].append([unit_of[parameter] for parameter in parameters])
-        # The i-th batches of a slot's owners are one.
-        ends = range(0, ranks.size, ranks.tensor_parallel)
-        slots = [itertools.zip_longest(*of_owner[at : at + ranks.tensor_parallel], fillvalue=[]) for at in ends]
-        batches = [[list(itertools.chain(*alike)) for alike in slot] for slot in slots]
+        batches = [
+            [[unit_of[parameter] for parameter in parameters] for parameters in of_slot]
+            for of_slot in runtime.plan.native.batches_by_slot
+        ]
         self.slot, self.owner, self.layout = ranks.slot, ranks.owner, engine.layout()
         self.names = [unit.label for unit in runtime.units]
         job = _C.Job(

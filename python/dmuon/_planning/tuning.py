@@ -216,8 +216,8 @@ def _errors(rows: int, cols: int, setting: Setting, choices: list[_C.Choice]) ->
 def polynomial(x: Tensor, coefficients: list[tuple[float, float, float]]) -> Tensor:
     """Computes Newton-Schulz almost without rounding: in fp64, by torch's products alone."""
     tall = x.shape[-2] > x.shape[-1]
-    y = (x.mT if tall else x).double()
-    y /= torch.linalg.matrix_norm(y, keepdim=True)
+    y: Tensor = (x.mT if tall else x).double()
+    y = y / torch.linalg.matrix_norm(y, keepdim=True)
     for a, b, c in coefficients:
         r = y @ y.mT
         y = a * y + (b * r + c * (r @ r)) @ y

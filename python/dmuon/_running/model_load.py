@@ -14,7 +14,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from dmuon._running.runtime import Runtime
 from dmuon._setup.agreement import agreement
-from dmuon._setup.place import State, joined
+from dmuon._setup.place import joined
 from dmuon._setup.placeholder import OwnedTensor, is_same
 from dmuon._setup.shown import listed
 
@@ -80,8 +80,7 @@ class ModelLoad:
     def _before_load(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         self._runtime.refuse_lost_load()
         self._load = None
-        places = [place for leaf in self._runtime.leaves for place in leaf.places]
-        if places and places[0].state is not State.WHOLE:
+        if not self._runtime.whole:
             late = _changed_later(module)
             taken = self._checked(module, state_dict, prefix, self._strict, late)
             if late:

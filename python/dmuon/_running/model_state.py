@@ -11,7 +11,6 @@ import torch.nn as nn
 from dmuon._running.model_load import ModelLoad
 from dmuon._running.runtime import Runtime
 from dmuon._saving.owned_shards import MASTER
-from dmuon._setup.place import State
 from dmuon._setup.placeholder import OwnedTensor
 
 
@@ -37,9 +36,7 @@ class ModelState:
 
     def _state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Replaces the model's own method, to read all values at once."""
-        places = [place for leaf in self._runtime.leaves for place in leaf.places]
-        has_placeholders = bool(places) and places[0].state is not State.WHOLE
-        self._read = self._values(range(len(self._runtime.leaves))) if has_placeholders else {}
+        self._read = {} if self._runtime.whole else self._values(range(len(self._runtime.leaves)))
         try:
             return type(self._runtime.model).state_dict(self._runtime.model, *args, **kwargs)
         finally:

@@ -21,6 +21,7 @@ def offload(model: nn.Module) -> None:
             for it. Then everything is as before.
     """
     runtime = runtime_of(model, "offload")
+    runtime.refuse_inside_full_params("offload()")
     runtime.refuse_while_averaged("offload()")
     runtime.meet("offload()")
     try:

@@ -19,7 +19,6 @@ from dmuon._setup.ranks import Ranks
 from dmuon._setup.slices import joined_meshes, local_part, placements_with
 
 MASTER = "master"
-_PIECE = 1 << 24  # elements, as the engine's pieces of shards
 
 _Parts = dict[int, torch.Tensor]  # by leaf
 
@@ -202,7 +201,7 @@ class OwnedShards:
         """Yields leaves that are in fp32 at the same time, in equal pieces on all ranks."""
         piece: list[int] = []
         for index in indices:
-            if piece and sum(self._leaves[i].shape.numel() for i in [*piece, index]) > _PIECE:
+            if piece and sum(self._leaves[i].shape.numel() for i in [*piece, index]) > _C.PIECE_ELEMENTS:
                 yield piece
                 piece = []
             piece.append(index)

@@ -225,3 +225,5 @@ def check_group(group: dict[str, Any], where: str = "", first_lr: Any = 0.0) -> 
         native_group({**group, "ns_dtype": torch.float32}, torch.device("cpu"))
     except TypeError as error:
         raise ValueError(f"{prefix}a hyperparameter has the wrong type: {error}") from None
+    except ValueError as error:
+        raise ValueError(prefix + str(error).removeprefix("Muon: ")) from None

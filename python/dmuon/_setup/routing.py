@@ -54,20 +54,18 @@ def _check_hooks(entry: Leaf) -> None:
         )
 
 
-def _ask(select: Select, entry: Leaf) -> tuple[tuple[View, ...], str] | None:
-    """Returns the user's choice and its reason, or None to go by the rule."""
+def _ask(select: Select, entry: Leaf, function: str) -> tuple[tuple[View, ...], str] | None:
+    """Returns the user's choice and its reason, or None to go by the rule. Errors name `function`."""
     try:
         answer = select(entry.name, entry.places[0].module, entry.parameter)
     except Exception as error:  # the user's own
-        raise ValueError(
-            f"dedicate_params: select: raised {type(error).__name__} for '{entry.name}': {error}"
-        ) from error
+        raise ValueError(f"{function}: select: raised {type(error).__name__} for '{entry.name}': {error}") from error
     if answer is None:
         return None
     if not isinstance(answer, bool | View | tuple | list):
         raise ValueError(
-            "dedicate_params: select: expected True, False, a dmuon.View, several of them or None for "
-            f"'{entry.name}', got {shown(answer)}"
+            f"{function}: select: expected True, False, a dmuon.View, several of them or None for '{entry.name}', "
+            f"got {shown(answer)}"
         )
     if answer is False:
         return (), "not selected by select()"
@@ -77,11 +75,11 @@ def _ask(select: Select, entry: Leaf) -> tuple[tuple[View, ...], str] | None:
         unfit = unfit or f"{len(shape)}-D"
     if unfit:
         raise ValueError(
-            f"dedicate_params: select: selected '{entry.name}'. Expected: a trainable parameter in float32, bfloat16 "
+            f"{function}: select: selected '{entry.name}'. Expected: a trainable parameter in float32, bfloat16 "
             "or float16, 2-D, or by a dmuon.View that says which matrices it consists of; got one of shape "
             f"{shape}: {unfit}."
         )
-    views = entry.check_views(matrix(entry.parameter) if answer is True else answer, "dedicate_params: select")
+    views = entry.check_views(matrix(entry.parameter) if answer is True else answer, f"{function}: select")
     return views, select.why(entry.places[0]) if isinstance(select, KnownViews) else "selected by select()"
 
 
@@ -110,7 +108,7 @@ def route(
     leaves: list[Leaf] = []
     rows: list[Route] = []
     for entry in parameters:
-        choice = _ask(select, entry) if select else None
+        choice = _ask(select, entry, function) if select else None
         misfit = False
         if choice is None and (unfit := entry.unfit()):
             misfit = unfit == entry.unfit_dtype() and bool(rules.decide(entry)[0])

@@ -72,9 +72,7 @@ void init_parts(py::module_& module) {
       .def("weight_tensors", &engine::Unit::weight_tensors);
 
   py::class_<layout::Cut>(module, "Cut")
-      .def(py::init<int, int>(), py::arg("dimension"), py::arg("factor") = 1)
-      .def_readonly("dimension", &layout::Cut::dimension)
-      .def_readonly("factor", &layout::Cut::factor);
+      .def(py::init<int, int>(), py::arg("dimension"), py::arg("factor") = 1);
 
   py::class_<engine::Call, std::shared_ptr<engine::Call>>(module, "Call")
       .def(py::init([](bool reader) { return engine::Call{.reader = reader}; }), py::arg("reader"));
@@ -83,12 +81,10 @@ void init_parts(py::module_& module) {
       .def("held", &engine::HostSums::held)
       .def("forget", &engine::HostSums::forget);
 
-  // A class without functions.
-  py::class_<layout::View>(module, "View");  // NOLINT(bugprone-unused-raii)
-  module.def("a_value_a_row", &wire::a_value_a_row, py::arg("view"));
   py::class_<wire::Owned>(module, "Owned")
-      .def("add", &wire::Owned::add, py::arg("name"),
-           py::arg_v("sizes", wire::MatrixSizes(), "..."))
+      .def(
+          "add", [](wire::Owned& owned, const std::string& name) { owned.add(name); },
+          py::arg("name"))
       .def("remove", &wire::Owned::remove, py::arg("name"))
       .def("has_name", &wire::Owned::has_name, py::arg("name"));
 
@@ -230,7 +226,7 @@ void add_step(EngineClass& engine) {
       .def("publish", &Engine::publish, no_gil)
       .def("clear_gradient", &Engine::clear_gradient, py::arg("leaf"), no_gil)
       .def("zero_gradient", &Engine::zero_gradient, py::arg("leaf"), no_gil)
-      .def_property_readonly("mesh", [](Engine& engine) { return engine.mesh(); })
+      .def_property_readonly("mesh", [](Engine& e) { return e.mesh(); })
       .def("leave", &Engine::leave, py::arg("what"), no_gil)
       .def("meet", &Engine::meet, py::arg("call"), no_gil)
       .def_property_readonly("num_backwards", &Engine::num_backwards)

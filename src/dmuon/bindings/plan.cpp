@@ -227,6 +227,7 @@ void init_results(py::module_& module) {
       .def_readonly("inventory", &Plan::inventory)
       .def_readonly("owner", &Plan::owner)
       .def_property_readonly("batches", &batches_of)
+      .def_property_readonly("batches_by_slot", &plan::batches_by_slot)
       .def_readonly("loads_ns", &Plan::loads_ns)
       .def_property_readonly("makespan_ns", &Plan::makespan_ns)
       .def_property_readonly("bound_ns", &Plan::bound_ns)
@@ -259,6 +260,7 @@ void init_plan(py::module_& module) {
   module.def("divide", &plan::divide, py::arg("inventory"), py::arg("mesh"),
              py::arg("smallest_part") = plan::kSmallestPart, no_gil);
   module.attr("SMALLEST_PART") = plan::kSmallestPart;
+  module.attr("MOST_OF_STATE") = plan::kMostOfState;
   module.attr("ACCELERATOR_RESERVE_BYTES") = plan::kAcceleratorReserveBytes;
   module.def("make_plan", &plan::make_plan, py::arg("inventory"), py::arg("mesh"),
              py::arg("strategy"), py::arg("costs"), py::arg("options"), no_gil);

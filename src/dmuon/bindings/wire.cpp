@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dmuon/bindings/topics.h"
+#include "dmuon/wire/shards.h"
 #include "dmuon/wire/shared_mesh.h"
 
 namespace dmuon::bindings {
@@ -59,6 +60,7 @@ void init_wire(py::module_& module) {
             return mesh.leave(std::chrono::milliseconds(grace_ms));
           },
           py::arg("grace_ms"), no_gil);
+  module.attr("PIECE_ELEMENTS") = wire::kPieceElements;
 }
 
 }  // namespace dmuon::bindings

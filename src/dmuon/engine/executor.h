@@ -89,7 +89,7 @@ class Executor {
   void await_update() const { update_awaited_.wait(); }
 
   /// Computes the largest of each element over all ranks, in place, behind all that is in flight.
-  /// Not on a CPU, whose ranks have the verdict's group for it.
+  /// Not on a CPU, where words travel over the host with the agreement.
   void max_over_mesh(const at::Tensor& words, const std::string& what);
 
   /// Waits for everything: nothing is in flight afterwards.
@@ -98,10 +98,9 @@ class Executor {
   /// Waits until the mesh's lanes are idle, whoever's operations they run.
   void drain_lanes();
 
-  /// The step that is being taken, from 1; for messages. Alike on all ranks.
-  std::int64_t step() const { return step_; }
-  /// Returns "in step 3", or "in step 3 of model 2" if the mesh has several models. Ranks compare
-  /// it within what they issue.
+  /// Returns "in step 3", or "in step 3 of model 2" if the mesh has several models. Steps count
+  /// from
+  /// 1. Ranks compare it within what they issue.
   std::string when() const;
   /// This model's number among those of the mesh.
   int model() const { return model_; }

@@ -21,22 +21,6 @@ layout::Parameters whole_parameters(const plan::Plan& plan) {
   return parameters;
 }
 
-std::vector<std::vector<ParameterIndex>> batches_of(const plan::Plan& plan, core::Slot slot) {
-  std::vector<std::vector<ParameterIndex>> batches;
-  core::Vector<core::Owner, std::size_t> num_batches(plan.mesh.num_owners());
-  for (const plan::Batch& batch : plan.batches) {
-    if (plan.mesh.slot_of(batch.owner) != slot) continue;
-    const std::size_t place = num_batches[batch.owner]++;
-    if (place == batches.size()) batches.emplace_back();
-    for (const ParameterIndex parameter : batch.parameters) {
-      core::invariant(plan.owner.at(parameter) == batch.owner, "Engine: plan: parameter ",
-                      parameter, " is in a batch of owner ", batch.owner, " and owned by another");
-      batches[place].push_back(parameter);
-    }
-  }
-  return batches;
-}
-
 // [ranks][parameters of the leaf]; none if every rank has all of it.
 std::vector<std::vector<layout::Slice>> slices_of(const layout::Parameters& whole,
                                                   const layout::Leaf& leaf,
@@ -56,7 +40,7 @@ std::vector<std::vector<layout::Slice>> slices_of(const layout::Parameters& whol
 LocalPart local_part(const plan::Plan& plan, const layout::LeafSizes& sizes,
                      const layout::Cuts& cuts, core::Slot slot, int rank) {
   const int num_ranks = plan.mesh.tensor_parallel;
-  LocalPart part{whole_parameters(plan), {}, {}, batches_of(plan, slot)};
+  LocalPart part{whole_parameters(plan), {}, {}, plan::batches_by_slot(plan).at(slot)};
   part.leaves = layout::leaves_of(part.parameters, sizes);
   if (num_ranks == 1) return part;
   core::invariant(cuts.size() == part.leaves.size(), "Engine: cuts: expected one for each of ",

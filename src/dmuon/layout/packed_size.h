@@ -14,6 +14,10 @@ inline std::int64_t packed_elements(std::int64_t num_elements) {
   return (num_elements + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
 }
 
+/// On gloo a root sends to the members of a group of up to this size itself. A tree would be hardly
+/// shorter.
+inline constexpr int kMostDirect = 4;
+
 // On gloo the members of a group send a packed buffer's segments straight to the members that sum
 // them (wire/exchange.h): what comes in needs room beside the own segment.
 

@@ -140,10 +140,4 @@ Sizes local_sizes(Sizes sizes, const Cut& cut, int num_ranks, int rank) {
   return sizes;
 }
 
-bool has_only_whole_matrices(const Slice& slice, const View& view) {
-  return std::all_of(slice.blocks.begin(), slice.blocks.end(), [&](const Block& block) {
-    return block.rows.size() == view.rows && block.cols.size() == view.cols;
-  });
-}
-
 }  // namespace dmuon::layout

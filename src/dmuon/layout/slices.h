@@ -76,9 +76,4 @@ std::vector<Slice> slices_of(const std::vector<std::int64_t>& sizes, const std::
 std::vector<std::int64_t> local_sizes(std::vector<std::int64_t> sizes, const Cut& cut,
                                       int num_ranks, int rank);
 
-/// True if the slice of a parameter with this view has whole matrices only, or nothing. Heads and
-/// experts are often cut so. If it holds on all ranks, each rank can orthogonalise its own matrices
-/// without an exchange.
-bool has_only_whole_matrices(const Slice& slice, const View& view);
-
 }  // namespace dmuon::layout

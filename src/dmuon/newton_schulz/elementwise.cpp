@@ -8,10 +8,13 @@
 namespace dmuon::newton_schulz {
 
 Start Elementwise::start(const MomentumStep& step, at::ScalarType dtype, double eps) const {
-  at::Tensor direction = move_momentum(step);
-  direction = direction.reshape({-1, direction.size(-2), direction.size(-1)});
-  const at::Tensor x = normalise(direction, dtype, eps);
-  return {step.momentum.dim() == 2 ? x.squeeze(0) : x};
+  return start_of(move_momentum(step), dtype, eps);
+}
+
+Start Elementwise::start_of(const at::Tensor& direction, at::ScalarType dtype, double eps) const {
+  const at::Tensor x =
+      normalise(direction.reshape({-1, direction.size(-2), direction.size(-1)}), dtype, eps);
+  return {direction.dim() == 2 ? x.squeeze(0) : x};
 }
 
 void Elementwise::multiply(const at::Tensor& x, const at::Tensor& factors) const {

@@ -98,6 +98,10 @@ class Elementwise {
   ///          the number of matrices.
   virtual Start start(const MomentumStep& step, at::ScalarType dtype, double eps) const;
 
+  /// The start of another direction, by `normalise`.
+  /// @param direction  [rows, cols] or [..., rows, cols]
+  Start start_of(const at::Tensor& direction, at::ScalarType dtype, double eps) const;
+
   /// x <- factors x, where x and factors are as Start's x and scales.
   virtual void multiply(const at::Tensor& x, const at::Tensor& factors) const;
 

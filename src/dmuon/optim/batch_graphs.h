@@ -33,8 +33,7 @@ class BatchGraphs {
  public:
   /// @param most_bytes  of scratch memory, which all batches share. Larger batches keep the device
   ///                    busy for longer than their launches take.
-  explicit BatchGraphs(std::int64_t most_bytes = std::int64_t{64} << 20)
-      : most_bytes_(most_bytes) {}
+  explicit BatchGraphs(std::int64_t most_bytes) : most_bytes_(most_bytes) {}
 
   /// What graphs read beside the batches, under addresses that stay.
   struct Inputs {

@@ -66,6 +66,14 @@ std::vector<Piece> pieces_of(const newton_schulz::Method& method, const Piece& b
 
 }  // namespace
 
+newton_schulz::IterationOptions MuonGroup::iteration_of(std::int64_t rows,
+                                                        std::int64_t cols) const {
+  newton_schulz::IterationOptions options = iteration;
+  const auto tuned = choices.find({rows, cols});
+  if (tuned != choices.end()) options.choice = tuned->second;
+  return options;
+}
+
 Piece part_of(const Piece& stored, const layout::View& view, std::size_t part) {
   if (view.heights.empty()) return stored;
   Piece piece = stored;
@@ -88,16 +96,13 @@ BatchUpdate::BatchUpdate(const MuonGroup& group, Piece batch, std::int64_t colum
       if (tensor->defined()) *tensor = column_blocks_of(*tensor, column_blocks);
     for (at::Tensor& state : batch.states) state = column_blocks_of(state, column_blocks);
   }
-  newton_schulz::IterationOptions options = group.iteration;
   constexpr const char* kFunction = "Muon.step";
-  newton_schulz::check(options, kFunction);
+  newton_schulz::check(group.iteration, kFunction);
   if (batch.weights.numel() == 0) return;
   const std::int64_t rows = batch.weights.size(-2) * (interleaved_ ? batch.weights.size(-3) : 1);
   const std::int64_t cols = batch.weights.size(-1);
-  const auto tuned = group.choices.find({rows, cols});
-  if (tuned != group.choices.end()) options.choice = tuned->second;
-  method_.emplace(
-      newton_schulz::method_for(rows, cols, batch.weights.device(), options, kFunction));
+  method_.emplace(newton_schulz::method_for(rows, cols, batch.weights.device(),
+                                            group.iteration_of(rows, cols), kFunction));
   pieces_ = pieces_of(*method_, batch, interleaved_);
   if (scalars_ != nullptr) return;
   scalars_ = std::make_shared<StepScalars>();

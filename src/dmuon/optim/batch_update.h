@@ -17,6 +17,9 @@ struct MuonGroup {
   std::shared_ptr<const Rule> rule;
   newton_schulz::IterationOptions iteration;
   newton_schulz::Choices choices = {};  ///< of the shapes that were tuned
+
+  /// Returns `iteration` with the choice for matrices of these sizes, if they were tuned.
+  newton_schulz::IterationOptions iteration_of(std::int64_t rows, std::int64_t cols) const;
 };
 
 /// Returns the rows of stored matrices that are orthogonalised together: views for a BatchUpdate.

@@ -135,11 +135,8 @@ std::string MuonUpdate::key_of(core::BatchIndex index) const {
     for (const std::size_t place : {run.begin, run.end, run.part, run.scalars}) key.add(place);
     for (const std::size_t place : {run.begin, run.end}) key.add(batch.first_matrix.at(place));
     key.add(run.group->rule->constants());
-    key.add(run.group->iteration);
     const std::int64_t rows = view.rows_of(view.row_parts().at(run.part));
-    const auto tuned = run.group->choices.find({rows, view.cols / view.column_blocks});
-    key.add(tuned != run.group->choices.end());
-    if (tuned != run.group->choices.end()) key.add(tuned->second);
+    key.add(run.group->iteration_of(rows, view.cols / view.column_blocks));
   }
   return std::move(key).bytes();
 }

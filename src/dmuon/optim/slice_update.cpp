@@ -13,12 +13,9 @@ at::Tensor orthogonalised(const at::Tensor& wholes, const layout::View& view,
                           const MuonGroup& group) {
   const std::int64_t rows = view.rows;
   const std::int64_t cols = view.cols / view.column_blocks;
-  newton_schulz::IterationOptions options = group.iteration;
-  const auto tuned = group.choices.find({rows, cols});
-  if (tuned != group.choices.end()) options.choice = tuned->second;
   const at::Tensor blocks =
       wholes.view({wholes.size(0), rows, view.column_blocks, cols}).transpose(1, 2);
-  const at::Tensor results = newton_schulz::orthogonalize(blocks, options);
+  const at::Tensor results = newton_schulz::orthogonalize(blocks, group.iteration_of(rows, cols));
   return results.transpose(1, 2).reshape(wholes.sizes());
 }
 

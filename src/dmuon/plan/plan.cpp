@@ -196,6 +196,23 @@ void require_fit(const Plan& plan, const Inventory& given, Mesh mesh) {
                 " parameters; the plan has ", of_plan.size());
 }
 
+core::Vector<core::Slot, std::vector<std::vector<ParameterIndex>>> batches_by_slot(
+    const Plan& plan) {
+  core::Vector<core::Slot, std::vector<std::vector<ParameterIndex>>> all(plan.mesh.num_slots());
+  core::PerOwner<std::size_t> num_batches(plan.mesh.num_owners());
+  for (const Batch& batch : plan.batches) {
+    auto& of_slot = all[plan.mesh.slot_of(batch.owner)];
+    const std::size_t place = num_batches[batch.owner]++;
+    if (place == of_slot.size()) of_slot.emplace_back();
+    for (const ParameterIndex w : batch.parameters) {
+      core::invariant(plan.owner.at(w) == batch.owner, "plan: parameter ", w,
+                      " is in a batch of owner ", batch.owner, " and owned by another");
+      of_slot[place].push_back(w);
+    }
+  }
+  return all;
+}
+
 std::uint64_t hash(const Plan& plan) {
   core::Hasher hasher;
   const auto add_size = [&](const auto& list) { hasher.add(std::ssize(list)); };

@@ -71,6 +71,11 @@ Plan make_plan_from_counts(const Inventory& inventory, Mesh mesh, std::string_vi
 ///         owner, have measured sizes, and together hold every matrix once.
 void complete(Plan& plan);
 
+/// Returns the batches of each slot's ranks, which update them together: the i-th batches of a
+/// slot's owners are one.
+core::Vector<core::Slot, std::vector<std::vector<ParameterIndex>>> batches_by_slot(
+    const Plan& plan);
+
 /// Hashes the parts that ranks compare before they communicate: mesh, matrices (name, shape, unit),
 /// owners and batches. Ignores predicted times, which move no data. Equal on every machine.
 std::uint64_t hash(const Plan& plan);

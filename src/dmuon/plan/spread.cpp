@@ -39,7 +39,7 @@ class Touched {
   std::int64_t all_ = 0;
 };
 
-// In maps: a plan in a file may have a million columns, of which a unit touches few.
+// Uses maps, because a plan in a file may have a million columns, of which a unit touches few.
 UnitSpread unit_spread(const std::vector<ParameterIndex>& unit, const Inventory& inventory,
                        Mesh mesh, const PerParameter<Owner>& owner, const PlanOptions& options) {
   std::map<Replicate, std::int64_t> nodes;

@@ -14,7 +14,6 @@ namespace {
 constexpr std::int64_t kFloatBytes = 4;
 constexpr double kMostBytes = 0x1p62;
 constexpr std::string_view kExpected = "plan: rule: expected";
-constexpr std::int64_t kMostOfState = 1024;  // rows or columns that a state has by a number
 
 // Counts of fp32 values.
 struct Rule {

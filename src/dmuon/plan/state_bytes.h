@@ -12,6 +12,9 @@ namespace dmuon::plan {
 /// Returns the names of dmuon's rules of update (optim/rules), the default first.
 std::vector<std::string> rule_names();
 
+/// The most rows, or columns, that a state of a user's rule has by a number.
+inline constexpr std::int64_t kMostOfState = 1024;
+
 // A plan names a rule of the user's with the sizes of its states for an [out, in] matrix:
 // "mine[1 x 1, rows x 4, rows x cols]", or "mine[]".
 

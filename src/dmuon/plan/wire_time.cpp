@@ -6,17 +6,15 @@
 #include <numeric>
 
 #include "dmuon/core/error.h"
+#include "dmuon/layout/packed_size.h"
 #include "dmuon/plan/packed_units.h"
 
 namespace dmuon::plan {
 namespace {
 
-// As wire/group.cpp: up to so many members a root sends to each of them itself.
-constexpr int kMostDirect = 4;
-
 // Returns how often an owner sends its part in a broadcast to all nodes.
 int num_copies(int num_replicates) {
-  if (num_replicates <= kMostDirect) return num_replicates - 1;
+  if (num_replicates <= layout::kMostDirect) return num_replicates - 1;
   return static_cast<int>(std::bit_width(static_cast<unsigned>(num_replicates - 1)));
 }
 

@@ -17,33 +17,21 @@ using schedule::Kind;
 using schedule::Moment;
 using simulate::TrainingEvent;
 
-// The plan's batches of each owner, in the plan's order.
-core::PerOwner<std::vector<const plan::Batch*>> batches_by_owner(const plan::Plan& plan) {
-  core::PerOwner<std::vector<const plan::Batch*>> all(plan.mesh.num_owners());
-  for (const plan::Batch& batch : plan.batches) all[batch.owner].push_back(&batch);
-  return all;
-}
-
-// The i-th batches of a slot's owners are one. The last batch is that of kOutside, if it has any.
-core::Vector<Slot, schedule::Batches> batches_by_slot(const Setting& setting) {
-  const plan::Plan& plan = setting.plan;
-  const core::Vector<core::ParameterIndex, UnitIndex> units = plan::units_of(plan.inventory);
-  core::Vector<Slot, std::vector<std::vector<UnitIndex>>> all(plan.mesh.num_slots());
-  const auto by_owner = batches_by_owner(plan);
-  for (const Owner owner : by_owner.indices()) {
-    auto& slot = all[plan.mesh.slot_of(owner)];
-    slot.resize(std::max(slot.size(), by_owner[owner].size()));
-    for (std::size_t i = 0; i < by_owner[owner].size(); ++i) {
-      for (const core::ParameterIndex parameter : by_owner[owner][i]->parameters)
-        slot[i].emplace_back(units[parameter].value() + 1);
+// The units of each slot's batches. The last batch is that of kOutside, if it has any.
+core::Vector<Slot, schedule::Batches> units_of_batches(const Setting& setting) {
+  const core::Vector<core::ParameterIndex, UnitIndex> units =
+      plan::units_of(setting.plan.inventory);
+  core::Vector<Slot, schedule::Batches> all;
+  for (const auto& of_slot : plan::batches_by_slot(setting.plan)) {
+    schedule::Batches& batches = all.emplace_back();
+    for (const std::vector<core::ParameterIndex>& parameters : of_slot) {
+      std::vector<UnitIndex>& batch = batches.emplace_back();
+      for (const core::ParameterIndex parameter : parameters)
+        batch.emplace_back(units[parameter].value() + 1);
     }
+    if (setting.training.outside_elements > 0) batches.push_back({kOutside});
   }
-  core::Vector<Slot, schedule::Batches> batches;
-  for (auto& slot : all) {
-    if (setting.training.outside_elements > 0) slot.push_back({kOutside});
-    batches.push_back(schedule::Batches(std::move(slot)));
-  }
-  return batches;
+  return all;
 }
 
 bool sums_by_host(const Setting& setting) {
@@ -81,7 +69,7 @@ simulate::Job owned_job(const Setting& setting, int num_steps) {
                     .forward = {},
                     .backward = {},
                     .evaluation = {},
-                    .batches = batches_by_slot(setting),
+                    .batches = units_of_batches(setting),
                     .events = {},
                     .skips = {}};
   for (const UnitIndex unit : job.layout.units.indices()) {
@@ -172,15 +160,14 @@ OwnedDurations::OwnedDurations(const Setting& setting, const simulate::Job& job)
     fill_directions(&schedule::UnitLayout::gradient_size, &gradients_);
   }
   const plan::Plan& plan = setting.plan;
-  for (const auto& batches : batches_by_owner(plan)) {
-    std::vector<double>& us = updates_us_.emplace_back();
-    for (const plan::Batch* batch : batches) {
-      const plan::Shape shape = plan.inventory[batch->parameters.front()].shape();
-      const std::vector<plan::BatchTime> times = plan::batch_times(plan.costs, shape);
-      const auto size = static_cast<int>(batch->parameters.size());
-      const auto time = std::ranges::find(times, size, &plan::BatchTime::size);
-      us.push_back(static_cast<double>(time->ns) / 1e3);  // plan::complete() has found it
-    }
+  updates_us_.resize(plan.mesh.num_owners());
+  for (const plan::Batch& batch : plan.batches) {
+    const plan::Shape shape = plan.inventory[batch.parameters.front()].shape();
+    const std::vector<plan::BatchTime> times = plan::batch_times(plan.costs, shape);
+    const auto size = static_cast<int>(batch.parameters.size());
+    const auto time = std::ranges::find(times, size, &plan::BatchTime::size);
+    // plan::complete() has found it.
+    updates_us_[batch.owner].push_back(static_cast<double>(time->ns) / 1e3);
   }
 }
 

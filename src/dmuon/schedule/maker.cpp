@@ -16,11 +16,10 @@ std::vector<core::UnitIndex> units_by_first_use(const Layout& layout, const Trac
   return units;
 }
 
-void check_units(const Layout& layout, const Trace& trace) {
+void check_units(const Layout& layout, const Trace& trace, const char* what) {
   for (const Trigger& trigger : trace) {
-    core::require(layout.units.contains(trigger.unit),
-                  "build_step_schedule: trace: expected units below ", layout.units.size(),
-                  ", got ", trigger.unit);
+    core::require(layout.units.contains(trigger.unit), what, ": expected units below ",
+                  layout.units.size(), ", got ", trigger.unit);
   }
 }
 
@@ -30,8 +29,8 @@ Maker::Maker(const Layout& layout, const Batches& batches)
       applies_(layout.units.size()) {
   for (const core::BatchIndex batch : batches.indices()) {
     for (const core::UnitIndex unit : batches[batch]) {
-      core::require(layout.units.contains(unit), "build_step_schedule: batches: expected units ",
-                    "below ", layout.units.size(), ", got ", unit);
+      core::require(layout.units.contains(unit), "schedule: batches: expected units below ",
+                    layout.units.size(), ", got ", unit);
       std::vector<Dependency>& known = applies_[unit];
       const Dependency apply{Kind::kApply, batch};
       if (known.empty() || !(known.back() == apply)) known.push_back(apply);

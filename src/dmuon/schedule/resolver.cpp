@@ -166,8 +166,6 @@ void Resolver::settle() {
 }
 
 void Resolver::run_owed_backward() {
-  settle();
-  finish_update();
   const bool sync = std::exchange(sync_, forward_sync_);
   begin_backward();
   end_backward();

@@ -42,7 +42,7 @@ std::vector<core::BatchIndex> batches_by_unit(const Batches& batches,
 std::vector<Operation> build_update_schedule(const Layout& layout, const Batches& batches,
                                              const Trace& forward, const StepOptions& options) {
   check(options);
-  check_units(layout, forward);
+  check_units(layout, forward, "build_update_schedule: forward");
   const Maker maker(layout, batches);
   const Window window = window_of(layout, options);
   std::vector<Operation> operations;

@@ -269,7 +269,7 @@ class Machine {
   Execution run_;
   const schedule::Layout& mesh_;
   core::Vector<Owner, RankState> ranks_;
-  std::vector<std::deque<Collective>> groups_;  // rows, then columns
+  std::vector<std::deque<Collective>> groups_;  // as in MessageId
   std::deque<Owner> awake_;
 };
 

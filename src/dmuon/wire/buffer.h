@@ -86,7 +86,6 @@ class PackedBuffer {
   void release();
 
   bool allocated() const { return allocated_; }
-  std::int64_t num_bytes() const { return num_bytes_; }
 
   /// [num_elements], of the constructor's dtype; always the same tensor.
   const at::Tensor& flat() const { return flat_; }

@@ -8,12 +8,10 @@
 
 #include "dmuon/core/error.h"
 #include "dmuon/core/hash.h"
+#include "dmuon/layout/packed_size.h"
 
 namespace dmuon::wire {
 namespace {
-
-// Up to this size a root sends to each member itself: a tree would be hardly shorter.
-constexpr int kMostDirect = 4;
 
 // Closes all connections of a gloo backend, so that peers that wait there fail too. gloo closes
 // them when a receive takes longer than its timeout. This one is of what nobody sends: its tag is
@@ -150,7 +148,7 @@ at::Tensor Group::own_part(const at::Tensor& packed) const {
 Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
   if (size_ == 1 || tensor.numel() == 0) return {};
   if (root == rank_) count(tensor);
-  if (free_point_to_point_ && size_ <= kMostDirect) {
+  if (free_point_to_point_ && size_ <= layout::kMostDirect) {
     if (root == rank_) return send_to_all(tensor, what);
     return receive(std::move(tensor), root, what);
   }

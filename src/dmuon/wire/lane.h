@@ -83,8 +83,7 @@ class Lane {
     /// After an operation has failed, the lane runs nothing more, and every later operation fails
     /// with the same error: a group whose ranks are out of step is useless. The lane drops what had
     /// begun without a wait. gloo's collectives may go on, so memory of messages outlives a
-    /// failure;
-    /// its send and receive end. A stream of high priority.
+    /// failure; its send and receive end. A stream of high priority.
     kMessages,
     /// An operation that has failed fails those that wait for it. The current stream waits for what
     /// it has queued. A stream of the lowest priority, which compute has too.

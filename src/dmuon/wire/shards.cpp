@@ -16,7 +16,6 @@ using core::Slot;
 
 namespace {
 
-constexpr std::int64_t kPieceElements = std::int64_t{1} << 24;
 constexpr const char* kBetweenNodes = ", between nodes";
 constexpr const char* kInsideNodes = ", inside nodes";
 

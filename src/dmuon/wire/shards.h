@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -12,6 +13,9 @@
 #include "dmuon/wire/shared_mesh.h"
 
 namespace dmuon::wire {
+
+/// Elements of parameters whose messages are in flight together; one parameter may have more.
+inline constexpr std::int64_t kPieceElements = std::int64_t{1} << 24;
 
 /// Moves what owners hold to all ranks as shards, and back. Checkpoints have this form.
 ///
@@ -28,8 +32,8 @@ namespace dmuon::wire {
 /// Shards travel between an owner and its column's members (between nodes), and between these and
 /// their nodes. Each element crosses each kind of link at most once. It goes from its memory to its
 /// place; on the way only a column member of another node holds it. There is one message a
-/// parameter and rank, in one order on all ranks. Messages of 64 MB of parameters, or of one larger
-/// parameter, are in flight together, as one launch a stage if the backend can. The calling thread
+/// parameter and rank, in one order on all ranks. Messages of kPieceElements are in flight
+/// together, as one launch a stage if the backend can. The calling thread
 /// issues all; nothing else may be in flight on the mesh's lanes. Waits end as await_arrival says.
 class Shards {
  public:

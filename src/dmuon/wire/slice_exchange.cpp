@@ -70,10 +70,6 @@ void copy_run(const SlicedRun& run, int rank, const at::Tensor& wholes, const at
   }
 }
 
-void wait_for(std::vector<Pending> messages) {
-  for (Pending& message : messages) message.wait();
-}
-
 }  // namespace
 
 std::int64_t SlicedParameter::num_elements(int rank) const {
@@ -152,7 +148,7 @@ std::vector<at::Tensor> SliceExchange::gather(const std::vector<at::Tensor>& sli
     sent.push_back(at::cat(parts));
     received.push_back(buffer_of(own, other, Way::kGather, options));
   }
-  wait_for(group_->all_to_all(received, sent, what));
+  wait_all(group_->all_to_all(received, sent, what));
 
   std::vector<at::Tensor> wholes(runs_.size());
   for (std::size_t i = 0; i < runs_.size(); ++i) {
@@ -177,7 +173,7 @@ std::vector<at::Tensor> SliceExchange::scatter(const std::vector<at::Tensor>& wh
     copy_own(wholes, other, sent.back(), Way::kScatter);
     received.push_back(buffer_of(other, own, Way::kScatter, options));
   }
-  wait_for(group_->all_to_all(received, sent, what));
+  wait_all(group_->all_to_all(received, sent, what));
 
   std::vector<at::Tensor> slices(runs_.size());
   for (int owner = 0; owner < group_->size(); ++owner) {

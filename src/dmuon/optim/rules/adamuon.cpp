@@ -34,10 +34,7 @@ const std::vector<State>& AdaMuon::states() const {
 
 newton_schulz::Start AdaMuon::prepare(const newton_schulz::Elementwise& elementwise,
                                       const Piece& piece, at::ScalarType dtype, double eps) const {
-  Tensor signs = elementwise.move_momentum(step_of(piece)).sign();
-  signs = signs.reshape({-1, signs.size(-2), signs.size(-1)});
-  const Tensor x = elementwise.normalise(signs, dtype, eps);
-  return {piece.gradient.dim() == 2 ? x.squeeze(0) : x};
+  return elementwise.start_of(elementwise.move_momentum(step_of(piece)).sign(), dtype, eps);
 }
 
 void AdaMuon::apply(const Piece& piece, const Orthogonalised& orthogonalised) const {

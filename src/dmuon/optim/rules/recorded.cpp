@@ -85,8 +85,7 @@ void Recorded::apply(const Piece& piece, const Orthogonalised& update) const {
 }
 
 void begin_update_stats(engine::Engine& engine) {
-  core::require(engine.slices() == nullptr,
-                "Muon.record_stats: expected False under tensor parallelism, got True");
+  core::invariant(engine.slices() == nullptr, "begin_update_stats: the owner has slices");
   wire::Owned& owned = engine.owned();
   const State state{kUpdateStats, figures};
   if (!owned.has_name(kUpdateStats))
