@@ -24,6 +24,7 @@ INFERENCE_FIRST = "FSDP2's first forward is under inference_mode"
 MIXED_SUMS = "micro-steps under no_sync use other parameters of FSDP2"
 # What FSDP2 may refuse before dmuon does, and how.
 MIXED_THEN_ZEROED = MIXED_SUMS + ", whose sums are set to zero"
+LEFT_OFF_THEN_EVALUATED = "a flag of FSDP2's stays off, and a forward without a backward follows"
 UNUSED = "FSDP2's flag is off before it has gathered all that it manages"  # it fails then, if dtypes differ
 FSDP2S_OWN = {
     INFERENCE_FIRST: "[Ii]nference tensor",
@@ -36,8 +37,9 @@ FSDP2S_OWN = {
 def refusal(program: Program) -> str:
     """Why dmuon must raise on every rank, within seconds; empty where it must train exactly as one process.
 
-    Two reasons allow dmuon to train exactly as well (`may_train`). Where ranks differ in an order, what they need of
-    each other may be there already. Mixed sums do no harm if zero_grad() drops them; FSDP2 may refuse them before.
+    Three reasons allow dmuon to train exactly as well (`may_train`). Where ranks differ in an order, what they need of
+    each other may be there already. Mixed sums do no harm if zero_grad() drops them; FSDP2 may refuse them before. What
+    FSDP2 keeps for the last backward, the next forward finishes, of whichever modules it is.
 
     Ranks do the same in every step, but for three things that they may do differently:
 
@@ -66,7 +68,7 @@ def refusal(program: Program) -> str:
 
 def may_train(reason: str) -> bool:
     """True if a program with this reason to be refused may also be trained, exactly."""
-    return reason == MIXED_THEN_ZEROED or reason.startswith("ranks differ in")
+    return reason in (MIXED_THEN_ZEROED, LEFT_OFF_THEN_EVALUATED) or reason.startswith("ranks differ in")
 
 
 def _inference_first(program: Program) -> str:
@@ -133,13 +135,16 @@ def _left_off(program: Program) -> str:
     for step in program.steps:
         if program.wrap == "none" or not step.off or (step.off == "requires_all_reduce" and not replicated):
             continue
-        misses = False
+        misses = evaluated = False
         for index, micro in enumerate(step.micros):
             if micro.backward != "dropped":
                 misses = step.stays_off or index < len(step.micros) - 1
             misses = misses and (not micro.zeroed or step.off == "is_last_backward")
+            evaluated = bool(micro.evaluation)
         if misses and (step.clips or step.ends != "discarded"):
-            return "a flag of FSDP2's stays off"
+            # A forward finishes what waits for the last backward.
+            may_train = evaluated and step.off == "is_last_backward"
+            return LEFT_OFF_THEN_EVALUATED if may_train else "a flag of FSDP2's stays off"
     return ""
 
 
