@@ -61,7 +61,11 @@ def began_anew(s: Session, how: str) -> None:
         s.opt.state = defaultdict(dict)
     else:
         for state in s.opt.state.values():
-            state.clear()
+            if "momentum_buffer" in state:
+                state.pop("momentum_buffer")
+                state["visits"] = torch.ones(())  # a user's own
+            else:
+                state.clear()
     if how == "new" and not s.reference:
         saved = s.opt.state_dict()["state"]
         assert all(not value.count_nonzero() for state in saved.values() for value in map(local, state.values()))

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn as nn
 from models import Skips, batch, loss_of, make_gpt
-from refusals import REFUSED, Refusals, dedicated, expect_refusal, messages_of, rank_of, with_gradients
+from refusals import REFUSED, Refusals, dedicated, expect_refusal, messages_of, rank_of, ready, with_gradients
 from scenario import Session
 from training import AHEAD, LR, shard
 
@@ -80,6 +80,16 @@ def gradients_cleared_on_one_rank(mesh: Any) -> None:
     opt.step()
 
 
+@refused("some ranks have cleared the gradient of 'blocks.", "others have kept it. Expected: all ranks clear it")
+def gradients_of_no_sync_cleared_on_one_rank(mesh: Any) -> None:
+    model, opt = ready(mesh, fsdp=False)
+    with dmuon.no_sync(model):
+        loss_of(model, batch(1)).backward()
+    if rank_of(mesh) == 1:
+        opt.zero_grad()
+    opt.step()
+
+
 @refused(SETTINGS + "nothing; rank 1 has: multiplying the gradient of 'blocks.0.up.weight' by 0.5")
 def gradient_scaled_on_one_rank(mesh: Any) -> None:
     model, opt = with_gradients(mesh)
@@ -88,12 +98,26 @@ def gradient_scaled_on_one_rank(mesh: Any) -> None:
     opt.step()
 
 
-@refused(SETTINGS + "nothing; rank 1 has: the state of 'blocks.0.up.weight' removed")
-def state_removed_on_one_rank(mesh: Any) -> None:
+@refused("ranks differ", "rank 1 has: the state of 'blocks.0.up.weight' removed", clips=False)
+@refused("ranks differ", "rank 1 has: the state of 'blocks.0.up.weight' removed", clips=True)
+def state_removed_on_one_rank(mesh: Any, clips: bool) -> None:
     model, opt = with_gradients(mesh)
     if rank_of(mesh) == 1:
         del opt.state[model.blocks[0].up.weight]
+    if clips:
+        dmuon.clip_grad_norm_(model, 0.1)
     opt.step()
+
+
+@refused("dmuon: the state of 'blocks.0.up.weight' was replaced", "or `del optimizer.state[parameter]`")
+def state_replaced(mesh: Any) -> None:
+    model, opt = with_gradients(mesh)
+    parameter = model.blocks[0].up.weight
+    opt.state[parameter] = dict(opt.state[parameter])
+    try:
+        opt.step()
+    finally:
+        del opt.state[parameter]
 
 
 @refused(SETTINGS + "param_groups[0]['lr'] = 0.02; rank 1 has: param_groups[0]['lr'] = 0.04")

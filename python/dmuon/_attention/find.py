@@ -28,9 +28,11 @@ def find_attention(model: nn.Module) -> dict[str, tuple[nn.Module, Heads]]:
         try:
             heads = attention.by_class[entry](module)
         except Exception as error:  # the user's own
-            what = "" if isinstance(error, ValueError) else f"raised {type(error).__name__}: "
-            way_out = "An entry that returns None for a module leaves it out."
-            raise ValueError(f"{asked}: '{name}': {what}{error}. {way_out}") from error
+            if isinstance(error, ValueError):
+                words = f"{error}. An entry that returns None for a module leaves it out."
+            else:
+                words = f"raised {type(error).__name__}: {error}"
+            raise ValueError(f"{asked}: '{name}': {words}") from error
         if heads is not None and not isinstance(heads, Heads):
             raise ValueError(f"{asked}: '{name}': expected dmuon.attention.Heads or None, got {shown(heads)}")
         if heads is not None:

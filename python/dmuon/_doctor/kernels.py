@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dmuon._doctor.child import one_line
 from dmuon._doctor.devices import DTYPES, accelerators, choices
 from dmuon._doctor.findings import Findings
-
-if TYPE_CHECKING:
-    pass
 
 # Matrices, rows, columns: one entry, odd, small, wide, tall, a batch.
 _SHAPES = ((1, 1, 1), (1, 5, 3), (1, 67, 33), (1, 129, 257), (1, 320, 64), (3, 33, 65))

@@ -34,33 +34,32 @@ class InnerAdamW:
         else:
             self._adamw.add_param_group(group)
 
-    def make_state(self, state: Any) -> None:
+    def use(self, state: Any) -> None:
+        """Goes on with this state of the outer optimizer, which the user may have replaced."""
+        if self._adamw is not None:
+            self._adamw.state = state
+
+    def make_state(self) -> None:
         """Makes AdamW's first state for parameters that have made no step, so that it can be saved."""
-        self._use(state)
         for group in self._adamw.param_groups if self._adamw is not None else ():
             on_device = group.get("capturable") or group.get("fused")
             for parameter in group["params"]:
-                state = self._adamw.state[parameter]  # type: ignore[union-attr]
-                if state or not parameter.requires_grad:
+                of_parameter = self._adamw.state[parameter]  # type: ignore[union-attr]
+                if of_parameter or not parameter.requires_grad:
                     continue
                 step_device = parameter.device if on_device else torch.device("cpu")
-                state["step"] = torch.zeros((), dtype=torch.float32, device=step_device)
+                of_parameter["step"] = torch.zeros((), dtype=torch.float32, device=step_device)
                 for name in adamw_moments(group):
-                    state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                    of_parameter[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
-    def _use(self, state: Any) -> None:
-        if self._adamw is not None:
-            self._adamw.state = state  # the user may have given the outer optimizer a new one
-
-    def step(self, applies: torch.Tensor, state: Any) -> None:
-        """Updates parameters that have a gradient, unless `applies`, a [] bool, is false. `state` is the outer one's.
+    def step(self, applies: torch.Tensor) -> None:
+        """Updates parameters that have a gradient, unless `applies`, a [] bool, is false.
 
         Fused kernels on the device of `applies` read it themselves. Otherwise the host reads it and waits for the
         device.
         """
         if self._adamw is None:
             return
-        self._use(state)
         below = [(group, group["lr"]) for group in self._adamw.param_groups if float(group["lr"]) < 0]  # by rounding
         for group, lr in below:
             group["lr"] = torch.zeros_like(lr) if isinstance(lr, torch.Tensor) else 0.0

@@ -191,8 +191,9 @@ class Ema:
 def _give_copies(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Puts copies of a module's parameters into a state dict, which may live longer than the mean in these."""
     for name, parameter in module._parameters.items():
-        if parameter is not None and not isinstance(parameter, OwnedTensor) and prefix + name in state_dict:
-            state_dict[prefix + name] = parameter.detach().clone()
+        value = state_dict.get(prefix + name)
+        if isinstance(value, torch.Tensor) and not isinstance(parameter, OwnedTensor):
+            state_dict[prefix + name] = value.detach().clone()
 
 
 def _misfit(mean: Any, value: Any) -> str | None:

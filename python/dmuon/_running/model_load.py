@@ -80,7 +80,7 @@ class ModelLoad:
     def _before_load(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         self._runtime.refuse_lost_load()
         self._load = None
-        if not self._runtime.whole:
+        if self._runtime.leaves and not self._runtime.whole:
             late = _changed_later(module)
             taken = self._checked(module, state_dict, prefix, self._strict, late)
             if late:

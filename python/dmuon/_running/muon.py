@@ -254,21 +254,20 @@ class Muon(torch.optim.Optimizer):
                 loss = closure()
         runtime = self._runtime
         problem = problem_of_recording(runtime, self.record_stats)
-        removed = removed_states(self.state, self._leaf_of)
-        facts = [f"the state of '{runtime.leaves[self._leaf_of[parameter]].name}' removed" for parameter in removed]
-        verdict = runtime.step_agreement.verdict(facts, problem)
+        verdict = runtime.step_agreement.verdict(problem=problem)
         runtime.step_agreement.note_step()
         if (grad_scale := getattr(self, "grad_scale", None)) is not None:
             runtime.step_agreement.scale(grad_scale.double().reciprocal().float().to(runtime.device))
         finite = runtime.step_agreement.finite()
         groups, group_of = self._muon_groups(verdict.has_gradient)
-        runtime.renew_states(self.state, removed, self._leaf_of)
+        runtime.renew_states(self.state, runtime.step_agreement.removed, self._leaf_of)
         if self.record_stats:
             _C.begin_update_stats(runtime.engine)
         after = runtime.step_agreement.after_step
         row_factors = after.row_factors(verdict.maxima, finite) if after else {}
         _C.muon_step(runtime.engine, groups, group_of, finite, runtime.graphs, row_factors)
-        self._adamw.step(finite, self.state)
+        self._adamw.use(self.state)
+        self._adamw.step(finite)
         if after:
             after.scale_others()
         self._skipped.add(finite)
@@ -306,6 +305,7 @@ class Muon(torch.optim.Optimizer):
             ValueError: FSDP2 has gradients of `no_sync`, in a place that is unknown for this PyTorch.
         """
         runtime = self._runtime
+        runtime.refuse_forked("zero_grad()")
         runtime.engine.forget_verdict()
         has_sums = runtime.step_agreement.host_misses_partial_sums
         for parameter in discard_unreduced(runtime.fsdp_modules, has_sums()):
@@ -360,9 +360,11 @@ class Muon(torch.optim.Optimizer):
             ValueError: the call is inside `Ema.applied`, or ranks have come to different calls.
         """
         self._runtime.refuse_while_averaged("opt.state_dict()")
-        self._adamw.make_state(self.state)
+        self._adamw.use(self.state)
+        self._adamw.make_state()
+        removed = removed_states(self.state, self._leaf_of)
         self._runtime.meet("Muon.state_dict()")
-        self._runtime.renew_states(self.state, removed_states(self.state, self._leaf_of), self._leaf_of)
+        self._runtime.renew_states(self.state, removed, self._leaf_of)
         live, self.state = self.state, saved_state(self.state, self._leaf_of, self._runtime.shards)
         try:
             packed = super().state_dict()
@@ -391,8 +393,9 @@ class Muon(torch.optim.Optimizer):
         state_dict, loaded = checked_state(self, state_dict, hooks.values(), runtime, self._leaf_of)
         # At once: nothing that may raise on some ranks alone comes between the check and the collective calls.
         write_state(runtime, loaded, is_fresh=not state_dict["state"])
-        runtime.renew_states(self.state, removed_states(self.state, self._leaf_of), self._leaf_of)
-        owned: dict[torch.Tensor, Any] = {parameter: self.state[parameter] for parameter in self._leaf_of}
+        owned: dict[torch.Tensor, Any] = {
+            parameter: runtime.owned_state(index) for parameter, index in self._leaf_of.items()
+        }
         self._adamw = InnerAdamW()  # for the new groups and state of the base class
         self._optimizer_load_state_dict_pre_hooks = OrderedDict()  # they have run
         try:

@@ -51,14 +51,15 @@ class Gradient:
         runtime = self._runtime()
         if runtime is None:
             raise ValueError("dmuon: a gradient outlived its model. Expected: the model, for as long as it is used.")
+        runtime.refuse_forked("a change of gradients")
         return runtime
 
     def zero(self) -> None:
         """Sets the gradient to zeros, if there is one."""
         if (runtime := self._runtime()) is not None:
+            runtime.refuse_forked("a change of gradients")
             runtime.engine.zero_gradient(self._index)
-            if (change := f"{self._described(runtime)} set to zero") not in runtime.step_agreement.changed:
-                runtime.step_agreement.changed.append(change)
+            runtime.step_agreement.changed[f"{self._described(runtime)} set to zero"] = 1
 
     def norm(self) -> torch.Tensor:
         """Returns the 2-norm of the mean over all ranks, in a form that combines with norms of FSDP2's gradients."""
@@ -93,7 +94,7 @@ class Gradient:
         """Notes what scales the gradient, which must be alike on all ranks."""
         runtime = self._alive()
         by = "a tensor" if isinstance(number, torch.Tensor) else repr(number)
-        runtime.step_agreement.changed.append(f"{verb} {self._described(runtime)} by {by}")
+        runtime.step_agreement.changed[f"{verb} {self._described(runtime)} by {by}"] += 1
 
     def _described(self, runtime: Any) -> str:
         return f"the gradient of '{runtime.leaves[self._index].name}'"

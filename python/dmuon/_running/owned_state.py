@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from typing import Any
 
 import torch
@@ -17,12 +17,8 @@ class OwnedState(dict[str, torch.Tensor]):
     def __init__(self, tensors: dict[str, torch.Tensor], engine: _C.Engine) -> None:
         """Does not keep the engine alive."""
         super().__init__(tensors)
-        self._names = tensors.keys() | ()
+        self.names = frozenset(tensors)  # of dmuon's; the user may add others
         self._engine = weakref.ref(engine)
-
-    def is_whole(self) -> bool:
-        """False if the user has removed a tensor."""
-        return self.keys() == self._names
 
     def _finish_update(self) -> None:
         if (engine := self._engine()) is not None:
@@ -86,7 +82,27 @@ class OwnedState(dict[str, torch.Tensor]):
         return dict, (self.copy(),)
 
 
-def removed_states(states: Mapping[Any, Any], leaf_of: Mapping[Any, int]) -> list[Any]:
-    """Returns the matrices whose state the user has removed from `opt.state`, all of it or some tensors."""
-    found = ((parameter, states.get(parameter)) for parameter in leaf_of)
-    return [parameter for parameter, state in found if not isinstance(state, OwnedState) or not state.is_whole()]
+def removed_states(states: Mapping[Any, Any], parameters: Iterable[Any]) -> dict[Any, frozenset[str]]:
+    """Returns the names of the tensors that the user has removed from `opt.state`, by parameter; none for all.
+
+    Args:
+        states: `opt.state`.
+        parameters: placeholders of matrices.
+
+    Raises:
+        ValueError: an entry was replaced. Names the parameter.
+    """
+    found = {}
+    for parameter in parameters:
+        state = states.get(parameter)
+        if isinstance(state, OwnedState):
+            if missing := state.names - state.keys():
+                found[parameter] = missing
+        elif state:
+            raise ValueError(
+                f"dmuon: the state of '{parameter._name}' was replaced, which its owner does not see. Expected: "
+                "optimizer.load_state_dict(...), or `del optimizer.state[parameter]`, which lets it begin anew."
+            )
+        else:
+            found[parameter] = frozenset()
+    return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, cast
 
 import torch
@@ -152,15 +152,19 @@ class Runtime:
         return OwnedState(state, self.engine)
 
     def renew_states(
-        self, states: MutableMapping[Any, Any], removed: Iterable[Any], leaf_of: Mapping[Any, int]
+        self, states: MutableMapping[Any, Any], removed: Mapping[Any, frozenset[str]], leaf_of: Mapping[Any, int]
     ) -> None:
-        """Lets removed states begin anew, as torch's optimizers do: they become zeros at their owners."""
-        for parameter in removed:
+        """Lets `removed_states` begin anew, as torch's optimizers do: they become zeros at their owners."""
+        for parameter, names in removed.items():
             index = leaf_of[parameter]
+            made = self.owned_state(index)
             for name in self.shards.states:
-                for part in self.transfers.owned_parts(index, name):
+                for part in self.transfers.owned_parts(index, name) if name in names or not names else ():
                     part.tensor.zero_()
-            states[parameter] = self.owned_state(index)
+            if names:
+                states[parameter].update({name: made[name] for name in names})
+            else:
+                states[parameter] = made
 
     def meet(self, call: str) -> None:
         """Waits until all ranks have come to `call`, outside of passes. Collective."""
@@ -270,14 +274,18 @@ class Runtime:
             raise ValueError(_inside_applied(what))
 
     def refuse_offloaded(self, what: str) -> None:
-        """Raises ValueError after offload, and RuntimeError in a forked child, which would wait for ever."""
+        """Raises ValueError after offload, and as `refuse_forked`."""
+        self.refuse_forked(what)
+        if self.offloaded:
+            raise ValueError(f"dmuon.offload: {what} after it. Expected: dmuon.load(model) first.")
+
+    def refuse_forked(self, what: str) -> None:
+        """Raises RuntimeError in a forked child, which would wait for ever."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"dmuon: {what} in a process that was forked from the one of this model, and lacks its threads. "
                 "Expected: a process that is spawned (start_method='spawn'), or a model that the child makes."
             )
-        if self.offloaded:
-            raise ValueError(f"dmuon.offload: {what} after it. Expected: dmuon.load(model) first.")
 
     def refuse_lost_load(self) -> None:
         """Raises ValueError if values from the model's `load_state_dict` would be lost."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ from dmuon._running.after_step import AfterStep
 from dmuon._running.copies import Copies
 from dmuon._running.divide_factor import problem_of_factors
 from dmuon._running.host_state import end_failed_backward, problem_of_unreduced
+from dmuon._running.owned_state import removed_states
 from dmuon._running.plain_gradients import PlainGradients
 from dmuon._setup.agreement import agreement
 from dmuon._setup.hyperparameters import RULE, check_group, require_rule, settings_of
@@ -56,7 +59,8 @@ class StepAgreement:
     plain: PlainGradients = dataclasses.field(init=False)
     after_step: AfterStep | None = dataclasses.field(default=None, init=False)
     had_open_gradients: bool = dataclasses.field(default=False, init=False)  # on any rank before the last message
-    changed: list[str] = dataclasses.field(default_factory=list, init=False)  # changes of gradients since the message
+    changed: Counter[str] = dataclasses.field(default_factory=Counter, init=False)  # of gradients, since the message
+    removed: dict[Any, frozenset[str]] = dataclasses.field(default_factory=dict, init=False)  # see removed_states
     _lost: str | None = dataclasses.field(default=None, init=False)  # if a backward has raised
     _applied: list[str] = dataclasses.field(default_factory=list, init=False)  # settings of the last step
     _owned_norms: tuple[torch.Tensor, ...] | None = dataclasses.field(default=None, init=False)  # of the verdict
@@ -100,7 +104,7 @@ class StepAgreement:
                 problem = problem or problem_of_unreduced(self.model, self.fsdp_modules)
                 problem = problem or (after.problem() if after else None)
                 # Ranks compare a problem like a setting: if only some ranks have it, the others raise.
-                changed = sorted(self.changed)
+                changed = sorted(self.changed.elements())
                 self.changed.clear()
                 settings = [problem] if problem else [*self._settings(), *self._applied, *arguments, *changed]
                 digest = zlib.crc32("\n".join(settings).encode())
@@ -218,7 +222,8 @@ class StepAgreement:
             )
         ]
         records = f"record_stats = {self.optimizer.record_stats!r}"  # type: ignore[attr-defined]  # of dmuon.Muon
-        return [*of_groups, records, *(self.after_step.settings() if self.after_step else [])]
+        removed = (f"the state of '{parameter._name}' removed" for parameter in self.removed)
+        return [*of_groups, records, *removed, *(self.after_step.settings() if self.after_step else [])]
 
     def _problem(self) -> str | None:
         try:
@@ -227,6 +232,8 @@ class StepAgreement:
                 check_group(group, f"Muon: param_groups[{number}]", first_lr)
                 if group["algorithm"] == "muon":
                     require_rule(group, self.rule, f"Muon: param_groups[{number}]")
+            matrices = (group["params"] for group in self.optimizer.param_groups if group["algorithm"] == "muon")
+            self.removed = removed_states(self.optimizer.state, itertools.chain.from_iterable(matrices))
         except ValueError as error:
             return str(error)
         if (name := self._assigned_gradient()) is not None:

@@ -19,6 +19,7 @@ from dmuon._setup.ranks import Ranks
 from dmuon._setup.slices import joined_meshes, local_part, placements_with
 
 MASTER = "master"
+_PIECE = _C.PIECE_ELEMENTS
 
 _Parts = dict[int, torch.Tensor]  # by leaf
 
@@ -201,7 +202,7 @@ class OwnedShards:
         """Yields leaves that are in fp32 at the same time, in equal pieces on all ranks."""
         piece: list[int] = []
         for index in indices:
-            if piece and sum(self._leaves[i].shape.numel() for i in [*piece, index]) > _C.PIECE_ELEMENTS:
+            if piece and sum(self._leaves[i].shape.numel() for i in [*piece, index]) > _PIECE:
                 yield piece
                 piece = []
             piece.append(index)

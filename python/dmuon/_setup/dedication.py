@@ -65,7 +65,8 @@ def dedication_of(model: nn.Module, function: str) -> Dedication:
     Raises:
         ValueError: dedicate_params was not called on the model. Names `function`.
     """
-    found: Dedication | None = plain_module(model, function).__dict__.get(DEDICATION)
+    given = vars(model).get(DEDICATION) if isinstance(model, nn.Module) else None
+    found: Dedication | None = given or vars(plain_module(model, function)).get(DEDICATION)
     if found is None:
         raise ValueError(
             f"{function}: model: expected the module that dmuon.dedicate_params(model, ...) was given, not one inside "

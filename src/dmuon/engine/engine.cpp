@@ -101,6 +101,7 @@ void Engine::settle_step() {
   settle();
   const bool backward = resolver_.owes_backward();
   if (backward || resolver_.holds_partial_sums()) {
+    if (!backward) note_cleared();
     verdict_.reset();
     take_new_gradients();
   }
@@ -236,6 +237,7 @@ void Engine::open_backward() {
   settle();
   verdict_.reset();
   host_sums_.begin_backward(cleared());
+  cleared_.clear();
   take_new_gradients();
   executor_.profile().set_phase(Phase::kBackward);
   enter("a backward");
@@ -254,6 +256,15 @@ void Engine::open_backward() {
 void Engine::take_new_gradients() {
   for (const core::LeafIndex leaf : placeholders_.indices()) {
     if (!placeholders_[leaf].grad().defined()) clear_gradient(leaf);
+  }
+}
+
+// Notes the gradients that this rank had at the end of its last backward and has cleared since.
+void Engine::note_cleared() {
+  const core::Vector<core::LeafIndex, bool> held = kept();
+  for (const core::LeafIndex leaf : leaves().indices()) {
+    for (const core::ParameterIndex part : leaves()[leaf].parameters)
+      if (!held[leaf] && executor_.has_gradient(part)) cleared_.insert(part);
   }
 }
 
@@ -374,16 +385,17 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings,
   // They travel along where the host has them at hand.
   if (words.is_cpu()) input.words = words;
   kept_ = kept();
+  note_cleared();
   for (const core::LeafIndex leaf : leaves().indices()) {
     for (const core::ParameterIndex part : leaves()[leaf].parameters) {
-      const bool has = executor_.has_gradient(part);
-      input.has_gradient.push_back(has && kept_[leaf]);
-      input.has_cleared.push_back(has && !kept_[leaf]);
+      input.has_gradient.push_back(kept_[leaf] && executor_.has_gradient(part));
+      input.has_cleared.push_back(cleared_.contains(part));
     }
   }
   verdict_.reset();
   const std::int64_t num_norms = words.numel() - norms_.num_maxima();
   Agreed agreed = engine::agree(mesh().words, input);
+  cleared_.clear();
   for (const core::ParameterIndex part : parameters().indices()) {
     core::require(
         !(agreed.has_gradient[part] && agreed.has_cleared[part]),

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -264,8 +265,8 @@ class Engine : private schedule::Performer {
   void give_placeholder_gradients();
   void take_new_gradients();
   bool cleared() const;
+  void note_cleared();
   core::Vector<core::LeafIndex, bool> kept() const;
-
   int num_host_shards() const { return layout().num_slots() / options_.host_replicates; }
 
   EngineOptions options_;
@@ -292,6 +293,7 @@ class Engine : private schedule::Performer {
   GradientNorms norms_;
   std::optional<Verdict> verdict_;
   core::Vector<core::LeafIndex, bool> kept_;  // when the verdict was found
+  std::set<core::ParameterIndex> cleared_;    // see note_cleared(), since the last message
   std::map<std::string, double> seconds_;
 };
 

@@ -99,8 +99,7 @@ class Executor {
   void drain_lanes();
 
   /// Returns "in step 3", or "in step 3 of model 2" if the mesh has several models. Steps count
-  /// from
-  /// 1. Ranks compare it within what they issue.
+  /// from 1. Ranks compare it within what they issue.
   std::string when() const;
   /// This model's number among those of the mesh.
   int model() const { return model_; }
