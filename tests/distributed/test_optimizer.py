@@ -84,6 +84,22 @@ def test_removed_states_begin_anew(ranks, mesh, how):
     check(ranks, began_anew, mesh, schedule=AHEAD, how=how)
 
 
+def loaded_after_a_removal(s: Session) -> None:
+    s.start(make_gpt(depth=2))
+    for step in range(2):
+        s.train(step)
+    if not s.reference:
+        saved = s.opt.state_dict()
+        s.opt.state.clear()
+        s.opt.load_state_dict(saved)
+    for step in range(2, 4):
+        s.train(step)
+
+
+def test_a_load_replaces_removed_states(ranks):
+    check(ranks, loaded_after_a_removal, schedule=AHEAD)
+
+
 def scheduled(s: Session) -> None:
     s.start(make_gpt(depth=2))
     if s.reference:
