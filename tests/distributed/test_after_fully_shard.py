@@ -16,6 +16,7 @@ from refusals import REFUSED, Refusals, expect_refusal
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.testing._internal.two_tensor import TwoTensor
 from training import AHEAD, dedicate, shard
 
 import dmuon
@@ -125,6 +126,24 @@ def from_meta(mesh: Any) -> list[str]:
 @pytest.mark.parametrize("mesh", [(2, 2), (3,)])
 def test_a_model_on_the_meta_device_can_be_sharded_first(ranks, mesh):
     assert ranks.run(from_meta, mesh) == [[]] * torch.Size(mesh).numel()
+
+
+def with_a_converted_weight(mesh: Any) -> tuple[str, bool]:
+    """Returns who updates a matrix whose shards are tensors without memory of their own, and if it stays as it was."""
+    model = make_gpt(depth=2)
+    up = model.blocks[1].up
+    up.weight = nn.Parameter(TwoTensor(up.weight.detach().clone(), up.weight.detach().clone()))
+    shard(model, mesh)
+    before = up.weight.to_local().a.clone()
+    (row,) = (row for row in dmuon.dedicate_params(model) if row.name == "blocks.1.up.weight")
+    opt = dmuon.Muon(model)
+    loss_of(model, batch(0)).backward()
+    opt.step()
+    return f"{row.algorithm}: {row.why}", torch.equal(before, up.weight.to_local().a)
+
+
+def test_a_converted_weight_is_left_to_adamw(ranks):
+    assert ranks.run(with_a_converted_weight, (2,)) == [("adamw: a TwoTensor", False)] * 2
 
 
 refused = Refusals()

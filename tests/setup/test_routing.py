@@ -146,10 +146,23 @@ def test_wrappers_change_neither_names_nor_routes():
     assert [row.name for row in plain if row.algorithm == "muon"] == ["up.weight"]
 
 
+class Converted(torch.Tensor):
+    """As libraries for float8 make them: its memory need not hold what it shows."""
+
+
+def test_matrices_that_adamw_gets_because_of_their_class_are_warned_of_once(caplog):
+    model = nn.Sequential(nn.Embedding(10, 8), *(nn.Linear(8, 8) for _ in range(3)))
+    for module in model:
+        module.weight = nn.Parameter(module.weight.detach().as_subclass(Converted))
+    model[1].requires_grad_(False)
+    (message,) = warnings_of(caplog, model)
+    assert "'2.weight' and 1 more (a Converted), because" in message
+
+
 def test_matrices_that_adamw_gets_because_of_their_dtype_are_warned_of_once(caplog):
     model = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)).double()
     (message,) = warnings_of(caplog, model)
-    assert "'1.weight' and 1 more, because of its dtype torch.float64" in message
+    assert "'1.weight' and 1 more (dtype torch.float64), because" in message
     caplog.clear()
     assert warnings_of(caplog, nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8).double())) == []
 

@@ -62,12 +62,14 @@ class Leaf:
             return "empty"
         if not self.parameter.requires_grad:
             return "frozen"
-        if type(self.parameter) not in (nn.Parameter, DTensor):
-            return f"a {type(self.parameter).__name__}"
-        return self.unfit_dtype()
+        return self.unfit_tensor()
 
-    def unfit_dtype(self) -> str | None:
-        """Returns the last of these reasons, a dtype that Muon does not update."""
+    def unfit_tensor(self) -> str | None:
+        """Returns the last of these reasons: a class of tensors, or a dtype, that Muon does not update."""
+        # Tensors of other classes may have no memory, or other values in it than they show.
+        cls = type(self.local() if isinstance(self.parameter, DTensor) else self.parameter)
+        if cls not in (nn.Parameter, torch.Tensor):
+            return f"a {cls.__name__}"
         return None if self.parameter.dtype in MATRIX_DTYPES else f"dtype {self.parameter.dtype}"
 
     def check_views(self, answer: object, asked: str) -> tuple[View, ...]:

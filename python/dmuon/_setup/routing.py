@@ -111,7 +111,7 @@ def route(
         choice = _ask(select, entry, function) if select else None
         misfit = False
         if choice is None and (unfit := entry.unfit()):
-            misfit = unfit == entry.unfit_dtype() and bool(rules.decide(entry)[0])
+            misfit = unfit == entry.unfit_tensor() and bool(rules.decide(entry)[0])
             choice = (), unfit
         entry.views, why, unknown = (*choice, None) if choice else rules.decide(entry)
         note_slices(entry, managed, ranks, function)

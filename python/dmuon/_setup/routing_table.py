@@ -30,7 +30,7 @@ class Route:
     unit: str | None = None
     views: tuple[View, ...] = ()  # the matrices that Muon orthogonalises, one view after the other
     unknown: str | None = None  # its module's class, if AdamW updates it only because no rule knows that class
-    misfit: bool = False  # True if AdamW updates it only because of its dtype
+    misfit: bool = False  # True if AdamW updates it only because of its class or dtype
 
 
 class RoutingTable(tuple[Route, ...]):
@@ -80,8 +80,8 @@ class RoutingTable(tuple[Route, ...]):
         if misfits := [route for route in self if route.misfit]:
             names = listed([f"'{route.name}'" for route in misfits], 1)
             yield (
-                f"AdamW updates {names}, because of its {misfits[0].why}. Muon takes matrices in fp32, bf16 and fp16: "
-                "convert them before dedicate_params."
+                f"AdamW updates {names} ({misfits[0].why}), because Muon takes only plain tensors in fp32, bf16 and "
+                "fp16. Convert such parameters before dedicate_params."
             )
 
     def _left_out(self) -> str | None:
