@@ -1,4 +1,4 @@
-"""Meshes whose ranks do not ascend."""
+"""Meshes whose ranks do not ascend, and meshes with a flattened dimension."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn as nn
 from models import make_gpt
 from scenario import Session, assert_equal_to_reference, run_scenario
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from training import AHEAD, NO_COPY, weights_of
 
@@ -75,6 +75,20 @@ def on_ranks(mesh: Any, table: Any, schedule: dict[str, Any], scenario: Any = tr
 def test_trains_as_one_process(ranks, table, schedule):
     initial, expected, _ = run_scenario(None, trained, schedule, 4)
     for _, got, _ in ranks.run(on_ranks, (2, 2), table=table, schedule=schedule):
+        assert_equal_to_reference(initial, expected, got)
+
+
+def on_a_flattened_mesh(mesh: Any, sizes: Any, schedule: dict[str, Any]) -> Any:
+    """As for context parallelism: the ranks that share a sequence are ranks of the shard dimension too."""
+    device_mesh = init_device_mesh(mesh.device_type, sizes, mesh_dim_names=("replicate", "data", "context"))
+    joint = device_mesh["data", "context"]._flatten("shard")
+    return run_scenario(joint if sizes[0] == 1 else device_mesh["replicate", "shard"], trained, schedule)
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 2), (2, 1, 2), (2, 2, 1)], ids=str)
+def test_trains_as_one_process_on_a_flattened_mesh(ranks, sizes):
+    initial, expected, _ = run_scenario(None, trained, AHEAD, 4)
+    for _, got, _ in ranks.run(on_a_flattened_mesh, (2, 2), sizes=sizes, schedule=AHEAD):
         assert_equal_to_reference(initial, expected, got)
 
 
