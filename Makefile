@@ -76,11 +76,13 @@ fuzz: setup ## random training programs on 4 CPU ranks for MINUTES= (10), until 
 demo: build ## trains a small GPT on 4 CPU ranks, 2 x 2 (RANKS=, MESH=, ARGS=)
 	@$(ENV) $(TORCHRUN) $(RANKS) bench/race.py --mesh $(MESH) $(ARGS)
 
-bench: build ## step times on 1 x 4 and 2 x 2 ranks, of each rule, and of pi0's shape; step() over many matrices, apart and as one parameter
+bench: build ## step times on 1 x 4 and 2 x 2 ranks, with more tokens, of each rule, and of pi0's shape; step() over many matrices, apart and as one parameter
 	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 1x4 --json out/bench/1x4.json $(ARGS)
 	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 2x2 --json out/bench/2x2.json $(ARGS)
 	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 2x2 --towers 2 --json out/bench/pi0.json $(ARGS)
 	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 1x4 --optim ddp,replicated --json out/bench/ddp.json $(ARGS)
+	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 1x4 --batch 32 --rounds 5 --json out/bench/1x4-more.json $(ARGS)
+	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 1x4 --batch 32 --rounds 5 --optim ddp,replicated --json out/bench/ddp-more.json $(ARGS)
 	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 1x4 --optim adamw,dmuon,dmuon:normuon,dmuon:adamuon --json out/bench/rules.json $(ARGS)
 	@$(ENV) python bench/step_host_time.py
 	@$(ENV) python bench/step_host_time.py --matrices 64 --shape 64x512 --rounds 15 --steps 3
