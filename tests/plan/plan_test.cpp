@@ -81,6 +81,18 @@ TEST(MakePlan, IsSoundForEveryStrategyWhateverIsPlanned) {
   }
 }
 
+TEST(MakePlan, ChoosesOtherOwnersAtOtherCostsWhereTheStrategyReadsThem) {
+  // One shape is dear in one table, the other shape in the other one.
+  const Inventory inventory = oracle::inventory({0, 0, 0, 1, 1, 1, 1, 1});
+  const auto owners = [&](const std::string& strategy, Nanoseconds first, Nanoseconds second) {
+    return make_plan(inventory, {2, 1}, strategy, oracle::table({{first}, {second}})).owner;
+  };
+  for (const std::string& strategy : strategy_names()) {
+    EXPECT_EQ(owners(strategy, 1, 50) != owners(strategy, 50, 1), reads_costs(strategy))
+        << strategy;
+  }
+}
+
 TEST(MakePlan, OfNothingIsAPlan) {
   for (const std::string& strategy : strategy_names()) {
     const Plan plan = make_plan({}, {2, 3}, strategy, {});

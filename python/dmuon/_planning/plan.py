@@ -23,11 +23,9 @@ from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of
 from dmuon._setup.hyperparameters import RULE, Tuned, rule_of
 from dmuon._setup.options import STEP, Planning, dtypes_of
 from dmuon._setup.routing import DEDICATION, Select
+from dmuon._setup.strategies import reads_costs
 from dmuon._setup.units import Unit
 from dmuon._setup.wrappers import plain_module
-
-# Strategies that read no costs. A single rank, which owns everything, reads no measured costs either.
-_WITHOUT_COSTS = ("round_robin", "rank0", "xor_layout")
 
 
 def plan(
@@ -142,7 +140,8 @@ def make_plan(
         for sizes in item.sizes_of_costs()
     }
     table = None
-    needs_costs = planning.plan is None and planning.strategy not in _WITHOUT_COSTS and ranks.size > 1
+    # A single rank owns everything.
+    needs_costs = planning.plan is None and reads_costs(planning.strategy) and ranks.size > 1
     if needs_costs and planning.costs == "measured":
         shapes = Counter(sizes for item in costed for sizes in set(item.sizes_of_costs()))
         compute_dtypes = {shape: compute for shape, (compute, _) in dtypes.items()}

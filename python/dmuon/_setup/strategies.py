@@ -12,6 +12,11 @@ def strategies() -> list[str]:
     return [*_plan.strategy_names(), MILP]
 
 
+def reads_costs(strategy: str) -> bool:
+    """Returns False if the strategy chooses the same owners whatever batches cost."""
+    return strategy == MILP or _plan.reads_costs(strategy)
+
+
 def require_strategy(strategy: str, function: str) -> None:
     """Raises a ValueError that names `function`, unless there is such a strategy."""
     if strategy not in strategies():

@@ -268,6 +268,7 @@ void init_plan(py::module_& module) {
              py::arg("mesh"), py::arg("strategy"), py::arg("counts"), py::arg("costs"),
              py::arg("options"), no_gil);
   module.def("strategy_names", &plan::strategy_names);
+  module.def("reads_costs", &plan::reads_costs, py::arg("strategy"));
   module.def("rule_names", &plan::rule_names);
 }
 

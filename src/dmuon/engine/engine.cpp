@@ -101,7 +101,7 @@ void Engine::settle_step() {
   settle();
   const bool backward = resolver_.owes_backward();
   if (backward || resolver_.holds_partial_sums()) {
-    if (!backward) note_cleared();
+    if (!backward) note_cleared(kept());
     verdict_.reset();
     take_new_gradients();
   }
@@ -260,8 +260,7 @@ void Engine::take_new_gradients() {
 }
 
 // Notes the gradients that this rank had at the end of its last backward and has cleared since.
-void Engine::note_cleared() {
-  const core::Vector<core::LeafIndex, bool> held = kept();
+void Engine::note_cleared(const core::Vector<core::LeafIndex, bool>& held) {
   for (const core::LeafIndex leaf : leaves().indices()) {
     for (const core::ParameterIndex part : leaves()[leaf].parameters)
       if (!held[leaf] && executor_.has_gradient(part)) cleared_.insert(part);
@@ -385,7 +384,7 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings,
   // They travel along where the host has them at hand.
   if (words.is_cpu()) input.words = words;
   kept_ = kept();
-  note_cleared();
+  note_cleared(kept_);
   for (const core::LeafIndex leaf : leaves().indices()) {
     for (const core::ParameterIndex part : leaves()[leaf].parameters) {
       input.has_gradient.push_back(kept_[leaf] && executor_.has_gradient(part));

@@ -265,7 +265,7 @@ class Engine : private schedule::Performer {
   void give_placeholder_gradients();
   void take_new_gradients();
   bool cleared() const;
-  void note_cleared();
+  void note_cleared(const core::Vector<core::LeafIndex, bool>& held);
   core::Vector<core::LeafIndex, bool> kept() const;
   int num_host_shards() const { return layout().num_slots() / options_.host_replicates; }
 

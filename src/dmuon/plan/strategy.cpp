@@ -11,13 +11,18 @@ namespace {
 struct Entry {
   std::string_view name;
   Decision (*strategy)(const Problem&);
+  bool reads_costs;
 };
 
-constexpr Entry kStrategies[] = {{"load_balance", load_balance},
-                                 {"lpt", lpt},
-                                 {"round_robin", round_robin},
-                                 {"rank0", rank0},
-                                 {"xor_layout", xor_layout}};
+constexpr Entry kStrategies[] = {{"load_balance", load_balance, true},
+                                 {"lpt", lpt, true},
+                                 {"round_robin", round_robin, false},
+                                 {"rank0", rank0, false},
+                                 {"xor_layout", xor_layout, false}};
+
+const Entry& entry(std::string_view name, std::string_view where) {
+  return core::named(kStrategies, name, where, &Entry::name);
+}
 
 // Let q = floor(w/G) count the blocks of G matrices and g = w mod G be the column.
 //
@@ -51,7 +56,11 @@ std::vector<std::string> strategy_names() {
 }
 
 Strategy find_strategy(std::string_view name) {
-  return core::named(kStrategies, name, "find_strategy: strategy must be", &Entry::name).strategy;
+  return entry(name, "find_strategy: strategy must be").strategy;
+}
+
+bool reads_costs(std::string_view name) {
+  return entry(name, "reads_costs: strategy must be").reads_costs;
 }
 
 Decision lpt(const Problem& problem) {

@@ -37,6 +37,10 @@ std::vector<std::string> strategy_names();
 /// @throws InvalidArgument for an unknown name, with the known ones.
 Strategy find_strategy(std::string_view name);
 
+/// False if the strategy chooses the same owners whatever batches cost.
+/// @throws InvalidArgument as find_strategy.
+bool reads_costs(std::string_view name);
+
 // The strategies. All except the first are for comparison.
 
 /// Solves eq:owner_assignment for the number of matrices of each shape at an owner, then places

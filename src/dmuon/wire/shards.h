@@ -33,8 +33,8 @@ inline constexpr std::int64_t kPieceElements = std::int64_t{1} << 24;
 /// their nodes. Each element crosses each kind of link at most once. It goes from its memory to its
 /// place; on the way only a column member of another node holds it. There is one message a
 /// parameter and rank, in one order on all ranks. Messages of kPieceElements are in flight
-/// together, as one launch a stage if the backend can. The calling thread
-/// issues all; nothing else may be in flight on the mesh's lanes. Waits end as await_arrival says.
+/// together, as one launch a stage if the backend can. The calling thread issues all; nothing else
+/// may be in flight on the mesh's lanes. Waits end as await_arrival says.
 class Shards {
  public:
   /// @param num_chunks  of each leaf. All arguments outlive this.
