@@ -177,7 +177,7 @@ class Program:
             block.register_forward_hook(self.leave(index, "", "gradient comes"), prepend=True)
         adamw = self.session.opt._adamw
         step_of_adamw = adamw.step
-        adamw.step = lambda finite: (self.at("AdamW begins"), step_of_adamw(finite))
+        adamw.step = lambda *args: (self.at("AdamW begins"), step_of_adamw(*args))
         self.session.opt.register_step_pre_hook(lambda *_: self.at("step begins"))
         self.session.opt.register_step_post_hook(lambda *_: self.at("step ends"))
 

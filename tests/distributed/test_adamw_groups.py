@@ -66,6 +66,30 @@ def test_raises_on_every_rank_and_says_what_to_do(ranks, program, options, words
     expect_refusal(ranks, program, options, words)
 
 
+def with_other_groups(mesh: Any) -> list[set[str]]:
+    """Names of what a step changes if the user replaces all groups by such of rate 0, and if AdamW's go."""
+    found = []
+    for replaced in (
+        lambda groups: [{**group, "lr": 0.0} for group in groups],
+        lambda groups: [group for group in groups if group["algorithm"] == "muon"],
+    ):
+        model = make_gpt(depth=1)
+        dedicate(model, mesh, AHEAD)
+        shard(model, mesh)
+        optimizer = dmuon.Muon(model, lr=0.1)
+        before = weights_of(model)
+        optimizer.param_groups = replaced(optimizer.param_groups)
+        loss_of(model, batch(0)).backward()
+        optimizer.step()
+        found.append({name for name, value in weights_of(model).items() if not torch.equal(value, before[name])})
+    return found
+
+
+def test_a_step_uses_the_groups_that_are_there(ranks):
+    matrices = {row.name for row in dmuon.dedicate_params(make_gpt(depth=1)) if row.algorithm == "muon"}
+    assert ranks.run(with_other_groups, (2,)) == [[set(), matrices]] * 2
+
+
 def one_step(mesh: Any, is_empty_group_there: bool) -> dict[str, torch.Tensor]:
     model = make_gpt(depth=1)
     dedicate(model, mesh, AHEAD)

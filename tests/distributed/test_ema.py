@@ -121,6 +121,28 @@ def test_an_evaluation_before_changes_nothing(ranks):
     assert ranks.run(after_an_evaluation, (2, 2)) == [[]] * 4
 
 
+def of_parts_that_are_frozen(mesh: Any) -> list[str]:
+    """A unit and AdamW's parameters in it are frozen before the mean is made, and train later."""
+    model, opt = started(mesh, MODELS["gpt"]())
+    model.blocks[1].requires_grad_(False)
+    ema = dmuon.Ema(model, DECAY)
+    snapshots = [masters(model, opt)]
+    for step in range(4):
+        model.blocks[1].requires_grad_(step >= 2)
+        train(mesh, model, opt, range(step, step + 1))
+        ema.update()
+        snapshots.append(masters(model, opt))
+    expected, got = reference(snapshots), whole(ema.state_dict()["weights"])
+    if got.keys() != {name for name, _ in model.named_parameters()}:
+        return ["names"]
+    return [name for name, value in got.items() if not torch.allclose(value, expected[name], rtol=1e-6, atol=1e-7)]
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (1,)])
+def test_parts_that_are_frozen_for_a_while_have_a_mean(ranks, mesh):
+    assert ranks.run(of_parts_that_are_frozen, mesh) == [[]] * torch.Size(mesh).numel()
+
+
 def saved(mesh: Any, path: str) -> dict[str, torch.Tensor]:
     model, opt = started(mesh, MODELS["gpt"]())
     ema = dmuon.Ema(model, DECAY)

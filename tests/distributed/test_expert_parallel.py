@@ -75,6 +75,7 @@ def train(mesh: DeviceMesh, schedule: dict[str, Any], held: bool, options: dict[
         ((2, 2), AHEAD, True, {}),
         ((2, 2), ON_DEMAND, False, {"strategy": "round_robin"}),
         ((2, 2), NO_COPY, True, {"sync_from_rank0": True}),
+        ((4, 1), AHEAD, True, {}),  # one rank has all experts
     ],
 )
 def test_divided_stacks_are_trained_as_on_one_process(ranks, reference, mesh, schedule, held, options):
@@ -84,7 +85,11 @@ def test_divided_stacks_are_trained_as_on_one_process(ranks, reference, mesh, sc
             assert torch.equal(got["saved"][name], weight), name
             assert torch.equal(got["streamed"][name], weight), name
         assert got["ok"]
-        assert sorted(got["owners"][IN_COLUMNS]) == [0, 1, 2, 3]
+        assert (
+            got["owners"][IN_COLUMNS] in range(4)
+            if mesh == (4, 1)
+            else sorted(got["owners"][IN_COLUMNS]) == [0, 1, 2, 3]
+        )
 
 
 def from_first_node(mesh: DeviceMesh) -> dict[str, torch.Tensor]:

@@ -213,11 +213,34 @@ def flattened(mesh: Any, directory: str) -> list[str]:
     dsd.set_optimizer_state_dict(model, opt, state, options=options)
     model.load_state_dict(weights)
     assert opt.skipped_steps == 4 and opt.param_groups[0]["momentum"] == 0.9
-    return unlike(full_state(model, opt), saved)
+    fresh, made_no_dict = started(mesh, make_gpt(seed=5, depth=2))
+    dsd.set_optimizer_state_dict(fresh, made_no_dict, state, options=options)
+    fresh.load_state_dict(weights)
+    return unlike(full_state(model, opt), saved) + unlike(full_state(fresh, made_no_dict), saved)
 
 
 def test_a_flattened_state_brings_hyperparameters_and_skipped_steps(ranks, tmp_path):
     assert ranks.run(flattened, (2, 2), directory=str(tmp_path)) == [[]] * 4
+
+
+def loaded_while_frozen(mesh: Any) -> list[float]:
+    """The greatest momentum of each matrix of a block that was frozen as torch loaded a state into the optimizer."""
+    model, opt = started(mesh, make_gpt(depth=2))
+    train(mesh, model, opt, range(SAVED))
+    state = dsd.get_optimizer_state_dict(model, opt)
+    model, opt = started(mesh, make_gpt(depth=2))
+    train(mesh, model, opt, range(1))
+    model.blocks[1].requires_grad_(False)
+    dsd.set_optimizer_state_dict(model, opt, state)
+    model.blocks[1].requires_grad_(True)
+    states = full_state(model, opt)["optimizer"]["state"]
+    momenta = {name: float(of["momentum_buffer"].abs().max()) for name, of in states.items() if "momentum_buffer" in of}
+    return [momentum for name, momentum in momenta.items() if name.startswith("blocks.1")]
+
+
+def test_a_matrix_that_is_frozen_at_a_load_has_no_momentum_of_before(ranks):
+    for momenta in ranks.run(loaded_while_frozen, (2, 2)):
+        assert len(momenta) > 3 and not any(momenta)
 
 
 def test_a_scheduler_goes_on_where_it_was():

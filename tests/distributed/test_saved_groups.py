@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as dsd
 import torch.nn as nn
+from checkpoints import group_of
 from models import batch, loss_of, make_gpt, part
 from refusals import rank_of
+from torch.distributed.fsdp import fully_shard
 from training import AHEAD, LR, WEIGHT_DECAY, dedicate, place_of, shard, weights_of
 
 import dmuon
@@ -61,6 +64,35 @@ def resumed(mesh: Any, by_name: bool) -> list[str]:
 @pytest.mark.parametrize("by_name", [False, True])
 def test_groups_are_saved_and_restored(ranks, by_name):
     assert ranks.run(resumed, (2, 2), by_name=by_name) == [[]] * 4
+
+
+def resumed_under_another_sharding(mesh: Any, directory: str) -> list[list[float]]:
+    """Rates of the groups after `dcp.load`, where fully_shard manages all parameters now, or those of blocks alone."""
+    found = []
+    for root_then in (True, False):
+        optimizers = []
+        for has_root in (root_then, not root_then):
+            model = make_gpt(depth=2)
+            dedicate(model, mesh, AHEAD)
+            for module in (*model.blocks, *([model] if has_root else [])):
+                fully_shard(module, mesh=mesh)
+            optimizers.append((model, dmuon.Muon(model, adamw_groups=[{"params": "head", "lr": 0.01}])))
+        (model, opt), (later_model, later) = optimizers
+        train(mesh, model, opt, 0)
+        for group in opt.param_groups:
+            group["lr"] *= 0.5
+        path = f"{directory}/{root_then}"
+        dcp.save({"optimizer": dsd.get_optimizer_state_dict(model, opt)}, checkpoint_id=path, **group_of(mesh))
+        state = {"optimizer": dsd.get_optimizer_state_dict(later_model, later)}
+        dcp.load(state, checkpoint_id=path, **group_of(mesh))
+        dsd.set_optimizer_state_dict(later_model, later, state["optimizer"])
+        found.append([group["lr"] for group in later.param_groups])
+    return found
+
+
+def test_rates_are_restored_under_another_sharding(ranks, tmp_path):
+    rates = [[0.0005, 0.00015, 0.005]] * 2
+    assert ranks.run(resumed_under_another_sharding, (2, 2), directory=str(tmp_path)) == [rates] * 4
 
 
 ONE: Groups = [{"params": "blocks.1", "lr": 0.05}]

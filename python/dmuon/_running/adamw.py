@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,35 +17,25 @@ _step = inspect.unwrap(torch.optim.AdamW.step)
 
 
 class InnerAdamW:
-    """Runs torch's AdamW on the groups and the state of an outer optimizer, which users read and change."""
+    """Runs torch's AdamW on groups and the state of an outer optimizer, which users read, change and replace."""
 
     def __init__(self) -> None:
         self._adamw: torch.optim.AdamW | None = None
 
-    def add(self, group: dict[str, Any], state: Any) -> None:
-        """Adds a group of the outer optimizer, which has this state."""
+    def complete(self, group: dict[str, Any]) -> None:
+        """Gives a group of the outer optimizer the options of AdamW that it lacks."""
         known = _get_fused_kernels_supported_devices()
         on_fused_device = all(p.is_floating_point() and p.device.type in known for p in group["params"])
-        one_kind = len({kind_of(p) for p in group["params"]}) <= 1
-        group.setdefault("fused", True if on_fused_device and one_kind else None)
-        group.setdefault("foreach", None if one_kind else False)
-        if self._adamw is None:
-            self._adamw = torch.optim.AdamW([group])
-            self._adamw.state = state
-        else:
-            self._adamw.add_param_group(group)
+        group.setdefault("fused", True if on_fused_device else None)
+        completed = torch.optim.AdamW([group])
+        self._adamw = self._adamw or completed
 
-    def use(self, state: Any) -> None:
-        """Goes on with this state of the outer optimizer, which the user may have replaced."""
-        if self._adamw is not None:
-            self._adamw.state = state
-
-    def make_state(self) -> None:
-        """Makes AdamW's first state for parameters that have made no step, so that it can be saved."""
-        for group in self._adamw.param_groups if self._adamw is not None else ():
+    def make_state(self, groups: Iterable[dict[str, Any]], state: Any) -> None:
+        """Makes AdamW's first state for parameters that have made no step, so that it can be saved and loaded."""
+        for group in groups:
             on_device = group.get("capturable") or group.get("fused")
             for parameter in group["params"]:
-                of_parameter = self._adamw.state[parameter]  # type: ignore[union-attr]
+                of_parameter = state[parameter]
                 if of_parameter or not parameter.requires_grad:
                     continue
                 step_device = parameter.device if on_device else torch.device("cpu")
@@ -52,27 +43,18 @@ class InnerAdamW:
                 for name in adamw_moments(group):
                     of_parameter[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
-    def step(self, applies: torch.Tensor) -> None:
+    def step(self, groups: Iterable[dict[str, Any]], state: Any, applies: torch.Tensor) -> None:
         """Updates parameters that have a gradient, unless `applies`, a [] bool, is false.
 
         Fused kernels on the device of `applies` read it themselves. Otherwise the host reads it and waits for the
         device.
         """
-        if self._adamw is None:
+        parts = [part for group in groups for part in _parts_of(group)]
+        if not parts:
             return
-        below = [(group, group["lr"]) for group in self._adamw.param_groups if float(group["lr"]) < 0]  # by rounding
-        for group, lr in below:
-            group["lr"] = torch.zeros_like(lr) if isinstance(lr, torch.Tensor) else 0.0
-        try:
-            self._step(applies)
-        finally:
-            for group, lr in below:
-                group["lr"] = lr
-
-    def _step(self, applies: torch.Tensor) -> None:
         assert self._adamw is not None
-        groups = [group for group in self._adamw.param_groups if group["params"]]
-        if all(group["fused"] and group["params"][0].device == applies.device for group in groups):
+        self._adamw.param_groups, self._adamw.state = parts, state
+        if all(part["fused"] and part["params"][0].device == applies.device for part in parts):
             # In the form of torch.amp.GradScaler.
             self._adamw.found_inf = applies.logical_not().float()  # type: ignore[attr-defined]
             try:
@@ -83,6 +65,17 @@ class InnerAdamW:
             _step(self._adamw)
 
 
-def kind_of(parameter: Any) -> Any:
-    """Returns what is alike of parameters that one kernel may update: the mesh of DTensors, None of plain tensors."""
-    return parameter.device_mesh if isinstance(parameter, DTensor) else None
+def _parts_of(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields a group for each kind of parameters, because a fused or foreach kernel updates one kind at once.
+
+    The kind is the mesh of DTensors, None of plain tensors. A rate that rounding has put below 0 counts as 0.
+    """
+    kinds: dict[Any, list[Any]] = {}
+    for parameter in group["params"]:
+        kind = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        kinds.setdefault(kind, []).append(parameter)
+    lr = group["lr"]
+    if float(lr) < 0:
+        lr = torch.zeros_like(lr) if isinstance(lr, torch.Tensor) else 0.0
+    for parameters in kinds.values():
+        yield {**group, "params": parameters, "lr": lr}

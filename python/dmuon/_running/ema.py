@@ -20,7 +20,7 @@ from dmuon._setup.slices import cut_like, local_part
 
 
 class Ema:
-    """The exponential mean of a model's trainable parameters, in fp32.
+    """The exponential mean, in fp32, of the parameters that are in the optimizer's groups or train.
 
         ema = dmuon.Ema(model)  # then ema.update() after every step
         with ema.applied():
@@ -35,7 +35,7 @@ class Ema:
         """Begins with the present weights. Collective over the mesh.
 
         Args:
-            model: a model with dmuon.Muon. Parameters that are frozen now have no mean.
+            model: a model with dmuon.Muon. Parameters that are frozen now and in no group have no mean.
             decay: factor of the old mean in an update, from 0 to 1. `ema.decay` can be set.
 
         Raises:
@@ -51,11 +51,13 @@ class Ema:
         self._name = f"mean {runtime.num_means}"
         runtime.engine.owned().add(self._name)
         weakref.finalize(self, runtime.engine.remove_owned, self._name).atexit = False
-        self._leaves = [index for index, p in enumerate(runtime.placeholders) if p.requires_grad]
+        # Those that are frozen for a while have a mean too, which is that of all their values.
+        grouped = {id(p) for group in runtime.step_agreement.optimizer.param_groups for p in group["params"]}
+        self._leaves = list(range(len(runtime.leaves)))
         self._others = {
             clean_name(name): parameter
             for name, parameter in runtime.model.named_parameters()
-            if parameter.requires_grad and not isinstance(parameter, OwnedTensor)
+            if (parameter.requires_grad or id(parameter) in grouped) and not isinstance(parameter, OwnedTensor)
         }
         self._means = {name: p.detach().to(torch.float32, copy=True) for name, p in self._others.items()}
         for mean, master in self._owned():
@@ -154,7 +156,7 @@ class Ema:
         if weights.keys() != (expected := {*names, *self._means}):
             missing, unknown = sorted(expected - weights.keys()), sorted(weights.keys() - expected)
             raise ValueError(
-                f"{load}: weights: expected those of the trainable parameters; missing {missing}, unknown {unknown}"
+                f"{load}: weights: expected those of the optimizer's parameters; missing {missing}, unknown {unknown}"
             )
         for name, value in weights.items():
             problem = (

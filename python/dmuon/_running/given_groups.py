@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch.nn as nn
-from torch.distributed.tensor import DTensor
 
-from dmuon._running.adamw import kind_of
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.hyperparameters import check_group, require_rule, rule_of, settings_of
 from dmuon._setup.members import Member, Members
@@ -31,8 +29,7 @@ def first_groups(
 ) -> tuple[list[Group], list[Group]]:
     """Returns Muon's groups, whose "params" are indices of leaves, and AdamW's.
 
-    The rest comes before the given groups. AdamW's rest is in a group for each mesh of DTensors and one for plain
-    tensors, because fused AdamW updates one kind at once.
+    The rest comes before the given groups.
 
     Args:
         model: a model whose leaves are taken out, or provisional.
@@ -45,20 +42,18 @@ def first_groups(
             another group has.
     """
     members = Members(model, dedication.leaves, dedication.former, dedication.replaced)
-    muon, rest_of_muon = _groups(members, given.muon, given.muon_groups, "muon_groups", dedication, facts)
-    adamw, rest_of_adamw = _groups(members, given.adamw, given.adamw_groups, "adamw_groups", dedication, facts)
-    kinds: dict[Any, list[Member]] = {}
-    for member in sorted(rest_of_adamw, key=lambda m: not isinstance(m.parameter, DTensor)):
-        kinds.setdefault(kind_of(member.parameter), []).append(member)
-    owned = [{**given.muon, **group, "params": [m.leaf for m in of]} for group, of in [({}, rest_of_muon), *muon] if of]
-    others = [{**given.adamw, "params": [m.parameter for m in kind]} for kind in kinds.values()]
-    return owned, others + [{**group, "params": [m.parameter for m in of]} for group, of in adamw]
+    muon = _groups(members, given.muon, given.muon_groups, "muon_groups", dedication, facts)
+    adamw = _groups(members, given.adamw, given.adamw_groups, "adamw_groups", dedication, facts)
+    return (
+        [{**group, "params": [m.leaf for m in of]} for group, of in muon],
+        [{**group, "params": [m.parameter for m in of]} for group, of in adamw],
+    )
 
 
 def _groups(
     members: Members, defaults: Group, given: Any, argument: str, dedication: Dedication, facts: list[str]
-) -> tuple[list[tuple[Group, list[Member]]], list[Member]]:
-    """Returns the groups given in an argument with all their options, and the members that none of them has."""
+) -> list[tuple[Group, list[Member]]]:
+    """Returns the groups given in an argument with all their options; first the members that none of them has."""
     algorithm = defaults["algorithm"]
     if not isinstance(given, list | tuple):
         raise ValueError(f"Muon: {argument}: expected a list of groups, got {_kind(given)}")
@@ -91,7 +86,8 @@ def _groups(
         check_group(group, where)
         facts.append(f"{argument}[{index}] {settings_of(group)} of {[member.name for member in found]}")
         groups.append((group, found))
-    return groups, [member for member in members.of(algorithm) if member not in taken]
+    rest = [member for member in members.of(algorithm) if member not in taken]
+    return [*([({**defaults}, rest)] if rest else []), *groups]
 
 
 def _kind(value: Any) -> str:

@@ -26,7 +26,8 @@ def problem_of_unreduced(model: nn.Module, modules: Sequence[FSDPModule]) -> str
             return (
                 f"dmuon: clip or step: FSDP2 has not reduced the gradients of '{name_of(module, model)}', because "
                 "set_requires_gradient_sync(False), set_requires_all_reduce(False) or set_is_last_backward(False) was "
-                "called. Expected: True in each of them before the last backward of a step."
+                "called, or they were frozen after a backward under no_sync. Expected: True in each of them before the "
+                "last backward of a step, and parameters that are frozen between steps alone."
             )
     return None
 

@@ -167,6 +167,8 @@ class Muon(torch.optim.Optimizer):
         super().__init__([*of_muon, *of_adamw], {**muon})
         for parameter, index in self._leaf_of.items():
             self.state[parameter] = self._runtime.owned_state(index)
+        # torch.distributed.checkpoint takes an optimizer whose state is not empty for one that has all of it.
+        self._adamw.make_state(self._adamw_groups(), self.state)
         self._is_made = True
 
     # ---- groups ----
@@ -200,7 +202,7 @@ class Muon(torch.optim.Optimizer):
             if algorithm == "adamw":
                 for key in self._defaults_of["muon"].keys() - self._defaults_of["adamw"].keys():
                     param_group.pop(key, None)
-                self._adamw.add(param_group, self.state)
+                self._adamw.complete(param_group)
         except Exception:
             del self.param_groups[number:]
             param_group.clear()
@@ -266,8 +268,7 @@ class Muon(torch.optim.Optimizer):
         after = runtime.step_agreement.after_step
         row_factors = after.row_factors(verdict.maxima, finite) if after else {}
         _C.muon_step(runtime.engine, groups, group_of, finite, runtime.graphs, row_factors)
-        self._adamw.use(self.state)
-        self._adamw.step(finite)
+        self._adamw.step(self._adamw_groups(), self.state, finite)
         if after:
             after.scale_others()
         self._skipped.add(finite)
@@ -279,6 +280,9 @@ class Muon(torch.optim.Optimizer):
         runtime.step_agreement.end_step()
         self._ungrouped.warn(self.param_groups)
         return loss
+
+    def _adamw_groups(self) -> list[dict[str, Any]]:
+        return [group for group in self.param_groups if group["algorithm"] == "adamw"]
 
     def _muon_groups(self, has_gradient: list[bool]) -> tuple[list[_C.MuonGroup], list[int]]:
         groups: list[_C.MuonGroup] = []
@@ -360,8 +364,7 @@ class Muon(torch.optim.Optimizer):
             ValueError: the call is inside `Ema.applied`, or ranks have come to different calls.
         """
         self._runtime.refuse_while_averaged("opt.state_dict()")
-        self._adamw.use(self.state)
-        self._adamw.make_state()
+        self._adamw.make_state(self._adamw_groups(), self.state)
         removed = removed_states(self.state, self._leaf_of)
         self._runtime.meet("Muon.state_dict()")
         self._runtime.renew_states(self.state, removed, self._leaf_of)
@@ -377,10 +380,10 @@ class Muon(torch.optim.Optimizer):
         """Loads a state from `state_dict` or from torch's optimizers. Collective over the mesh.
 
         Values are DTensors as in `state_dict`, or whole tensors on every rank. Hyperparameters and `skipped_steps` load
-        too; keys that a saved group lacks do not change. As in torch, the whole state is replaced:
-        AdamW begins anew for parameters without a saved state. A matrix must have its rule's states, unless the saved
-        optimizer had made no step, and its present views, unless `accepts_other_views` is set. The rule must be saved
-        as this optimizer's.
+        too; keys that a saved group lacks do not change. As in torch, the whole state is replaced: parameters without a
+        saved state begin anew. A matrix must have its rule's states, unless it is frozen or the saved optimizer had
+        made no step, and its present views, unless `accepts_other_views` is set. The rule must be saved as this
+        optimizer's.
 
         Raises:
             ValueError: on all ranks, if something does not fit. Names it. Then nothing has changed.
@@ -392,11 +395,10 @@ class Muon(torch.optim.Optimizer):
         hooks = self._optimizer_load_state_dict_pre_hooks
         state_dict, loaded = checked_state(self, state_dict, hooks.values(), runtime, self._leaf_of)
         # At once: nothing that may raise on some ranks alone comes between the check and the collective calls.
-        write_state(runtime, loaded, is_fresh=not state_dict["state"])
+        write_state(runtime, loaded)
         owned: dict[torch.Tensor, Any] = {
             parameter: runtime.owned_state(index) for parameter, index in self._leaf_of.items()
         }
-        self._adamw = InnerAdamW()  # for the new groups and state of the base class
         self._optimizer_load_state_dict_pre_hooks = OrderedDict()  # they have run
         try:
             super().load_state_dict({**state_dict, "state": loaded.adamw, "param_groups": loaded.groups})
@@ -404,6 +406,5 @@ class Muon(torch.optim.Optimizer):
             self._optimizer_load_state_dict_pre_hooks = hooks
             self.state.update(owned)
             self._skipped.load(self.param_groups)
-            for group in self.param_groups:
-                if group["algorithm"] == "adamw":
-                    self._adamw.add(group, self.state)
+            for group in self._adamw_groups():
+                self._adamw.complete(group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -10,6 +11,10 @@ from dmuon._saving.optimizer_state import LoadedState, fitting_state
 from dmuon._saving.saved_members import members_of, require_saved_members
 from dmuon._saving.saved_views import require_saved_views
 from dmuon._setup.agreement import agreement
+from dmuon._setup.shown import listed
+
+logger = logging.getLogger("dmuon")
+_WAY_OUT = "torch's set_state_dict leaves frozen parameters out; unfreeze them before it, and freeze them again"
 
 
 def checked_state(
@@ -39,16 +44,15 @@ def checked_state(
     return state_dict, loaded
 
 
-def write_state(runtime: Runtime, loaded: LoadedState, is_fresh: bool) -> None:
-    """Writes owners' tensors, and makes units see the masters. Collective.
-
-    `is_fresh`: the saved optimizer had made no step, so states become zeros.
-    """
+def write_state(runtime: Runtime, loaded: LoadedState) -> None:
+    """Writes owners' tensors, and makes units see the masters. Collective."""
     for name, values in loaded.owned.items():
         runtime.shards.write(values, name)
-    if is_fresh:
-        for index in range(len(runtime.leaves)):
-            for name in runtime.shards.states:
-                for part in runtime.transfers.owned_parts(index, name):
-                    part.tensor.zero_()
+    for index in (*loaded.fresh, *loaded.frozen):
+        for name in runtime.shards.states:
+            for part in runtime.transfers.owned_parts(index, name):
+                part.tensor.zero_()
+    if loaded.frozen and runtime.ranks.owner == 0:
+        names = listed([f"'{runtime.leaves[index].name}'" for index in loaded.frozen], 1)
+        logger.warning("dmuon: Muon.load_state_dict: no state of %s, frozen now: it begins anew (%s)", names, _WAY_OUT)
     runtime.publish()

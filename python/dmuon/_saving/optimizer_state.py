@@ -29,6 +29,8 @@ class LoadedState:
     groups: list[dict[str, Any]]  # whole groups: keys that were not saved are as now; "params" as saved
     adamw: dict[int, Any]  # AdamW's state, by the number of the parameter
     owned: dict[str, dict[int, torch.Tensor]]  # owners' tensors, by name and by the index of the leaf
+    fresh: list[int]  # leaves whose states begin anew, because the saved optimizer had made no step
+    frozen: list[int]  # likewise, because they are frozen now and have no saved state
 
 
 def fitting_state(
@@ -67,7 +69,7 @@ def fitting_state(
     pairs = enumerate(zip(groups, saved["param_groups"], strict=True))
     merged = [_merged(number, *pair, first_lrs[pair[0]["algorithm"]]) for number, pair in pairs]
     facts += [f"group {settings_of(group)}" for group in merged]
-    loaded = LoadedState(merged, {}, {name: {} for name in (*shards.states, MASTER)})
+    loaded = LoadedState(merged, {}, {name: {} for name in (*shards.states, MASTER)}, [], [])
     fresh = not saved["state"]  # the optimizer had made no step
     for group, theirs in zip(groups, saved["param_groups"], strict=True):
         for parameter, number in zip(group["params"], theirs["params"], strict=True):
@@ -75,8 +77,12 @@ def fitting_state(
             name = names.get(id(parameter), "?")
             facts.append(f"'{name}' {_described(state)}")
             if parameter in leaf_of:
-                # torch.distributed.checkpoint does not save parameters that need no gradient.
-                if not fresh and (state is not None or parameter.requires_grad):
+                # torch.distributed.checkpoint neither saves nor loads states of parameters that need no gradient.
+                if fresh:
+                    loaded.fresh.append(leaf_of[parameter])
+                elif state is None and not parameter.requires_grad:
+                    loaded.frozen.append(leaf_of[parameter])
+                else:
                     _read_leaf(loaded, leaf_of[parameter], name, state, shards)
             elif state is not None:
                 loaded.adamw[number] = _checked_adamw(parameter, name, state, group)
