@@ -298,9 +298,7 @@ def test_odd_uses(ranks, mesh):
         assert found["placeholders"].endswith("['.model.blocks.0.norm.bias', '.model.blocks.0.norm.weight']")
         assert "assign: expected False" in found["assign"] and "unchanged" in found["assign"]
         assert found["prefix"] == {DTensor}
-        assert found["frozen"] == [
-            ".optimizer.state.blocks.1.up.weight.momentum_buffer"
-        ]  # torch drops it
+        assert found["frozen"] == [".optimizer.state.blocks.1.up.weight.momentum_buffer"]  # torch drops it
         assert found["loss"][0] == found["loss"][1]
 
 

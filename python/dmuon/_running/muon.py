@@ -165,8 +165,7 @@ class Muon(torch.optim.Optimizer):
         self._runtime.step_agreement.first_lrs = {"muon": lr, "adamw": adamw["lr"]}
         self._runtime.step_agreement.rule = rule
         super().__init__([*of_muon, *of_adamw], {**muon})
-        for parameter, index in self._leaf_of.items():
-            self.state[parameter] = self._runtime.owned_state(index)
+        self.state.update({parameter: self._runtime.owned_state(index) for parameter, index in self._leaf_of.items()})
         # torch.distributed.checkpoint takes an optimizer whose state is not empty for one that has all of it.
         self._adamw.make_state(self._adamw_groups(), self.state)
         self._is_made = True
