@@ -165,7 +165,7 @@ class Muon(torch.optim.Optimizer):
         self._runtime.step_agreement.first_lrs = {"muon": lr, "adamw": adamw["lr"]}
         self._runtime.step_agreement.rule = rule
         super().__init__([*of_muon, *of_adamw], {**muon})
-        self.state.update({parameter: self._runtime.owned_state(index) for parameter, index in self._leaf_of.items()})
+        self.state.update(self._owned_states())
         # torch.distributed.checkpoint takes an optimizer whose state is not empty for one that has all of it.
         self._adamw.make_state(self._adamw_groups(), self.state)
         self._is_made = True
@@ -279,6 +279,9 @@ class Muon(torch.optim.Optimizer):
         runtime.step_agreement.end_step()
         self._ungrouped.warn(self.param_groups)
         return loss
+
+    def _owned_states(self) -> dict[torch.Tensor, Any]:
+        return {parameter: self._runtime.owned_state(index) for parameter, index in self._leaf_of.items()}
 
     def _adamw_groups(self) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["algorithm"] == "adamw"]
@@ -395,9 +398,7 @@ class Muon(torch.optim.Optimizer):
         state_dict, loaded = checked_state(self, state_dict, hooks.values(), runtime, self._leaf_of)
         # At once: nothing that may raise on some ranks alone comes between the check and the collective calls.
         write_state(runtime, loaded)
-        owned: dict[torch.Tensor, Any] = {
-            parameter: runtime.owned_state(index) for parameter, index in self._leaf_of.items()
-        }
+        owned = self._owned_states()
         self._optimizer_load_state_dict_pre_hooks = OrderedDict()  # they have run
         try:
             super().load_state_dict({**state_dict, "state": loaded.adamw, "param_groups": loaded.groups})
