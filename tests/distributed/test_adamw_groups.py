@@ -90,6 +90,61 @@ def test_a_step_uses_the_groups_that_are_there(ranks):
     assert ranks.run(with_other_groups, (2,)) == [[set(), matrices]] * 2
 
 
+@refused("Muon: param_groups[2]: expected parameters that opt.add_param_group has added", "'head.weight'", which="new")
+@refused("no other group has, got 'norm.weight', also in param_groups[1]", which="twice")
+def appended(mesh: Any, which: str) -> None:
+    model = make_gpt(depth=1)
+    model.head.requires_grad_(which == "twice")
+    dedicate(model, mesh, AHEAD)
+    optimizer = dmuon.Muon(model)
+    model.head.requires_grad_(True)
+    added = {"new": model.head.weight, "twice": model.norm.weight}[which]
+    optimizer.param_groups.append({**optimizer.param_groups[1], "params": [added]})
+    loss_of(model, batch(0)).backward()
+    optimizer.step()
+
+
+def with_options_of_later(mesh: Any) -> list[str]:
+    """What is unlike torch's AdamW if `amsgrad` is turned on before the first step, in dicts of the user's own."""
+    model, plain = make_gpt(depth=1), make_gpt(depth=1)
+    model.blocks.requires_grad_(False)
+    plain.blocks.requires_grad_(False)
+    dedicate(model, mesh, AHEAD)
+    optimizer = dmuon.Muon(model, adamw_lr=0.01)
+    (group,) = optimizer.param_groups
+    optimizer.param_groups = [{k: group[k] for k in ("params", "algorithm", "lr", "betas", "eps", "weight_decay")}]
+    optimizer.param_groups[0]["amsgrad"] = True
+    trained = [p for p in plain.parameters() if p.requires_grad]
+    options = {k: group[k] for k in ("lr", "betas", "eps", "weight_decay")}
+    theirs = torch.optim.AdamW(trained, amsgrad=True, **options)
+    for step in range(4):
+        for either, opt in ((model, optimizer), (plain, theirs)):
+            (loss_of(either, batch(step)) * (10 if step == 0 else 1)).backward()
+            opt.step()
+            opt.zero_grad()
+    weights = weights_of(model)
+    return [n for n, p in plain.named_parameters() if not torch.allclose(p, weights[n], rtol=1e-5, atol=1e-6)]
+
+
+def test_options_may_come_later(ranks):
+    assert ranks.run(with_options_of_later, (2,)) == [[]] * 2
+
+
+def saved_without_a_parameter(mesh: Any) -> tuple[int, int]:
+    """How many states are saved after a matrix and a norm have left their groups, and how many parameters did not."""
+    model = make_gpt(depth=1)
+    dedicate(model, mesh, AHEAD)
+    optimizer = dmuon.Muon(model)
+    for group in optimizer.param_groups:
+        del group["params"][0]
+    return len(optimizer.state_dict()["state"]), sum(len(group["params"]) for group in optimizer.param_groups)
+
+
+def test_a_parameter_may_leave_its_group_before_a_save(ranks):
+    for saved, grouped in ranks.run(saved_without_a_parameter, (2,)):
+        assert saved == grouped > 5
+
+
 def one_step(mesh: Any, is_empty_group_there: bool) -> dict[str, torch.Tensor]:
     model = make_gpt(depth=1)
     dedicate(model, mesh, AHEAD)

@@ -40,6 +40,8 @@ def train(mesh: DeviceMesh, schedule: dict[str, Any], held: bool, options: dict[
     shard(model, mesh)
     optimizer = dmuon.Muon(model, lr=LR, weight_decay=WEIGHT_DECAY, ns_dtype=torch.float32)
     before = dmuon.verify(model, optimizer)
+    seen = set()  # whether a module's experts are a DTensor
+    model.blocks[0].experts.register_forward_pre_hook(lambda module, _: seen.add(isinstance(module.down, DTensor)))
     rank, size = place_of(mesh)
     for step in range(STEPS):
         for part in range(2 if held else 1):
@@ -63,7 +65,7 @@ def train(mesh: DeviceMesh, schedule: dict[str, Any], held: bool, options: dict[
         "weights": weights_of(model),
         "saved": whole,
         "streamed": streamed,
-        "ok": before.ok and after.ok,
+        "ok": before.ok and after.ok and seen == {False},
         "owners": owners,
     }
 

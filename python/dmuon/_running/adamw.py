@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,28 +31,31 @@ class InnerAdamW:
         self._adamw = self._adamw or completed
 
     def make_state(self, groups: Iterable[dict[str, Any]], state: Any) -> None:
-        """Makes AdamW's first state for parameters that have made no step, so that it can be saved and loaded."""
+        """Makes what parameters lack of AdamW's state, so that it can be saved and loaded: zeros."""
         for group in groups:
             on_device = group.get("capturable") or group.get("fused")
-            for parameter in group["params"]:
+            for parameter in [parameter for parameter in group["params"] if parameter.requires_grad]:
                 of_parameter = state[parameter]
-                if of_parameter or not parameter.requires_grad:
-                    continue
-                step_device = parameter.device if on_device else torch.device("cpu")
-                of_parameter["step"] = torch.zeros((), dtype=torch.float32, device=step_device)
+                if "step" not in of_parameter:
+                    step_device = parameter.device if on_device else torch.device("cpu")
+                    of_parameter["step"] = torch.zeros((), dtype=torch.float32, device=step_device)
                 for name in adamw_moments(group):
-                    of_parameter[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                    if name not in of_parameter:
+                        of_parameter[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
-    def step(self, groups: Iterable[dict[str, Any]], state: Any, applies: torch.Tensor) -> None:
+    def step(self, groups: Sequence[dict[str, Any]], state: Any, applies: torch.Tensor) -> None:
         """Updates parameters that have a gradient, unless `applies`, a [] bool, is false.
 
         Fused kernels on the device of `applies` read it themselves. Otherwise the host reads it and waits for the
         device.
         """
-        parts = [part for group in groups for part in _parts_of(group)]
-        if not parts:
+        if self._adamw is None:
             return
-        assert self._adamw is not None
+        for group in groups:
+            if not self._adamw.defaults.keys() <= group.keys():  # the user's own dict
+                self.complete(group)
+        self.make_state([group for group in groups if group["amsgrad"]], state)  # which may be new
+        parts = [part for group in groups for part in _parts_of(group)]
         self._adamw.param_groups, self._adamw.state = parts, state
         if all(part["fused"] and part["params"][0].device == applies.device for part in parts):
             # In the form of torch.amp.GradScaler.

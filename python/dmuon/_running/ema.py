@@ -51,9 +51,9 @@ class Ema:
         self._name = f"mean {runtime.num_means}"
         runtime.engine.owned().add(self._name)
         weakref.finalize(self, runtime.engine.remove_owned, self._name).atexit = False
-        # Those that are frozen for a while have a mean too, which is that of all their values.
+        # Also what is frozen for a while.
         grouped = {id(p) for group in runtime.step_agreement.optimizer.param_groups for p in group["params"]}
-        self._leaves = list(range(len(runtime.leaves)))
+        self._leaves = range(len(runtime.leaves))
         self._others = {
             clean_name(name): parameter
             for name, parameter in runtime.model.named_parameters()

@@ -166,8 +166,6 @@ class Muon(torch.optim.Optimizer):
         self._runtime.step_agreement.rule = rule
         super().__init__([*of_muon, *of_adamw], {**muon})
         self.state.update(self._owned_states())
-        # torch.distributed.checkpoint takes an optimizer whose state is not empty for one that has all of it.
-        self._adamw.make_state(self._adamw_groups(), self.state)
         self._is_made = True
 
     # ---- groups ----
@@ -211,6 +209,8 @@ class Muon(torch.optim.Optimizer):
             plain = (p for p in param_group["params"] if not is_sharded(p, self._runtime.ranks))
             self._runtime.plain.add(plain, is_agreed=not self._is_made)  # at Muon all ranks have compared them
             self._ungrouped.note_added(param_group["params"] if self._is_made else [])
+            self._adamw.make_state([param_group], self.state)
+        self._runtime.step_agreement.members.update(map(id, param_group["params"]))
 
     def _new_members(self, params: Any, algorithm: str) -> list[torch.Tensor]:
         """Returns the parameters of a new group. Raises ValueError if one is in a group or cannot be in this one."""
@@ -370,7 +370,8 @@ class Muon(torch.optim.Optimizer):
         removed = removed_states(self.state, self._leaf_of)
         self._runtime.meet("Muon.state_dict()")
         self._runtime.renew_states(self.state, removed, self._leaf_of)
-        live, self.state = self.state, saved_state(self.state, self._leaf_of, self._runtime.shards)
+        live = self.state
+        self.state = saved_state(live, self.param_groups, self._leaf_of, self._runtime.shards)
         try:
             packed = super().state_dict()
         finally:
@@ -408,3 +409,4 @@ class Muon(torch.optim.Optimizer):
             self._skipped.load(self.param_groups)
             for group in self._adamw_groups():
                 self._adamw.complete(group)
+            self._adamw.make_state(self._adamw_groups(), self.state)

@@ -48,11 +48,11 @@ def write_state(runtime: Runtime, loaded: LoadedState) -> None:
     """Writes owners' tensors, and makes units see the masters. Collective."""
     for name, values in loaded.owned.items():
         runtime.shards.write(values, name)
-    for index in (*loaded.fresh, *loaded.frozen):
+    for index in loaded.anew:
         for name in runtime.shards.states:
             for part in runtime.transfers.owned_parts(index, name):
                 part.tensor.zero_()
     if loaded.frozen and runtime.ranks.owner == 0:
-        names = listed([f"'{runtime.leaves[index].name}'" for index in loaded.frozen], 1)
+        names = listed([f"'{name}'" for name in loaded.frozen], 1)
         logger.warning("dmuon: Muon.load_state_dict: no state of %s, frozen now: it begins anew (%s)", names, _WAY_OUT)
     runtime.publish()

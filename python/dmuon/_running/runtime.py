@@ -201,11 +201,16 @@ class Runtime:
     def _as_seen(self, index: int, packed: Weight) -> nn.Parameter:
         """Returns what a leaf's modules compute with: its packed weight, or a DTensor that shares its memory."""
         slices = self.leaves[index].slices
-        if slices is None:
+        if slices is None or self._has_all_experts(index):
             return packed
         seen = nn.Parameter(slices.as_dtensor(packed.detach()))
         packed.seen_as(seen)
         return seen
+
+    def _has_all_experts(self, index: int) -> bool:
+        """True of a stack of experts over this rank alone, which is no slice of tensor parallelism of one rank."""
+        slices = [leaf.slices for leaf in self.leaves if leaf.slices is not None]
+        return self.ranks.tensor_parallel == 1 and all(of.is_stack() for of in slices)
 
     def _end_uses(self) -> None:
         for weights in self.weights:

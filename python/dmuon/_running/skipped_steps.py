@@ -42,7 +42,7 @@ class SkippedSteps:
 
     def load(self, groups: Sequence[dict[str, Any]]) -> None:
         """Continues with the count of loaded groups, and puts itself into all of them."""
-        self.count.fill_(max((int(group[KEY]) for group in groups), default=0))
+        self.count.fill_(max((int(group.get(KEY, 0)) for group in groups), default=0))
         self._arrived, self._num_logged = None, int(self.count)
         for group in groups:
             group[KEY] = self.count

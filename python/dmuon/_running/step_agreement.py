@@ -54,6 +54,7 @@ class StepAgreement:
     divide_factor: float
     first_lrs: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)  # the constructor's, by algorithm
     rule: str = dataclasses.field(default=RULE, init=False)  # of update, of all groups of matrices
+    members: set[int] = dataclasses.field(default_factory=set, init=False)  # ids of what groups have had
     show_placeholders: Callable[[], None] = dataclasses.field(init=False)  # a pass that raised has left weights
     copies: Copies = dataclasses.field(init=False)
     plain: PlainGradients = dataclasses.field(init=False)
@@ -232,6 +233,7 @@ class StepAgreement:
                 check_group(group, f"Muon: param_groups[{number}]", first_lr)
                 if group["algorithm"] == "muon":
                     require_rule(group, self.rule, f"Muon: param_groups[{number}]")
+            self._require_members()
             matrices = (group["params"] for group in self.optimizer.param_groups if group["algorithm"] == "muon")
             self.removed = removed_states(self.optimizer.state, itertools.chain.from_iterable(matrices))
         except ValueError as error:
@@ -242,6 +244,19 @@ class StepAgreement:
                 "what .grad is (mul_ and div_ by a number, zero_), or None in its place."
             )
         return problem_of_factors(self.model, self.fsdp_modules, self.divide_factor, unset=float(self.ranks.num_slots))
+
+    def _require_members(self) -> None:
+        """Raises ValueError if two groups have a parameter, or one that nobody has prepared, such as to average it."""
+        group_of: dict[int, int] = {}
+        for number, group in enumerate(self.optimizer.param_groups):
+            for parameter in group["params"]:
+                if (first := group_of.setdefault(id(parameter), number)) != number or id(parameter) not in self.members:
+                    names = {id(p): f"'{name}'" for name, p in self.model.named_parameters()}
+                    name = names.get(id(parameter), f"one of shape {tuple(parameter.shape)}")
+                    raise ValueError(
+                        f"Muon: param_groups[{number}]: expected parameters that opt.add_param_group has added and no "
+                        f"other group has, got {name}" + (f", also in param_groups[{first}]" if first != number else "")
+                    )
 
     def _assigned_gradient(self) -> str | None:
         """Returns the name of a leaf whose gradient's placeholder the user has replaced, or None."""

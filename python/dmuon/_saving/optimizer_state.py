@@ -29,8 +29,8 @@ class LoadedState:
     groups: list[dict[str, Any]]  # whole groups: keys that were not saved are as now; "params" as saved
     adamw: dict[int, Any]  # AdamW's state, by the number of the parameter
     owned: dict[str, dict[int, torch.Tensor]]  # owners' tensors, by name and by the index of the leaf
-    fresh: list[int]  # leaves whose states begin anew, because the saved optimizer had made no step
-    frozen: list[int]  # likewise, because they are frozen now and have no saved state
+    anew: list[int]  # leaves whose states begin anew
+    frozen: list[str]  # names of parameters that are frozen now and whose state is not there
 
 
 def fitting_state(
@@ -77,23 +77,29 @@ def fitting_state(
             name = names.get(id(parameter), "?")
             facts.append(f"'{name}' {_described(state)}")
             if parameter in leaf_of:
-                # torch.distributed.checkpoint neither saves nor loads states of parameters that need no gradient.
-                if fresh:
-                    loaded.fresh.append(leaf_of[parameter])
-                elif state is None and not parameter.requires_grad:
-                    loaded.frozen.append(leaf_of[parameter])
+                if fresh or (state is None and not parameter.requires_grad):
+                    loaded.anew.append(leaf_of[parameter])
                 else:
                     _read_leaf(loaded, leaf_of[parameter], name, state, shards)
-            elif state is not None:
+            elif state or (state is not None and not isinstance(state, Mapping)):
                 loaded.adamw[number] = _checked_adamw(parameter, name, state, group)
+            # torch.distributed.checkpoint loads no states of parameters that need no gradient.
+            if not (fresh or state or parameter.requires_grad):
+                loaded.frozen.append(name)
     return loaded
 
 
-def saved_state(live: Any, leaf_of: Mapping[Any, int], shards: OwnedShards) -> defaultdict[Any, dict[str, Any]]:
-    """Returns an optimizer's state with DTensors in place of owners' tensors in `live`. Collective."""
-    saved = defaultdict(dict, {parameter: dict(state) for parameter, state in live.items()})
+def saved_state(
+    live: Any, groups: Sequence[dict[str, Any]], leaf_of: Mapping[Any, int], shards: OwnedShards
+) -> defaultdict[Any, dict[str, Any]]:
+    """Returns the state of the `groups` with DTensors in place of owners' tensors in `live`. Collective.
+
+    torch cannot number a parameter that was taken out of its group.
+    """
+    grouped = {parameter for group in groups for parameter in group["params"]}
+    saved = defaultdict(dict, {parameter: dict(state) for parameter, state in live.items() if parameter in grouped})
     for name in (*shards.states, MASTER):
-        having = [parameter for parameter in leaf_of if name in live[parameter]]
+        having = [parameter for parameter in leaf_of if name in saved.get(parameter, ())]
         found = shards.read([leaf_of[parameter] for parameter in having], name, torch.float32)
         for parameter, value in zip(having, found, strict=True):
             saved[parameter][name] = value

@@ -29,7 +29,6 @@ from dmuon._setup.routing import DEDICATION, Select, route
 from dmuon._setup.routing_table import RoutingTable
 from dmuon._setup.rules import unfit_entries
 from dmuon._setup.sharded import check_sharded, mesh_and_policy_of, release, replaced_by_fsdp, tensor_mesh_of
-from dmuon._setup.tensor_parallel import is_undivided_stack
 from dmuon._setup.units import Units, chosen_units
 from dmuon._setup.wrappers import plain_module, unwrapped
 
@@ -208,9 +207,6 @@ def _take_out(dedication: Dedication, model: nn.Module) -> None:
         place.take_out()
     note_former(dedication.former, dedication.leaves)
     refuse_former_gradients(dedication.leaves)
-    for leaf in dedication.leaves:
-        if leaf.slices is None and is_undivided_stack(leaf.parameter):
-            leaf.parameter = nn.Parameter(leaf.local(), leaf.parameter.requires_grad)  # like any other whole stack
 
 
 def _facts_of_ranks(ranks: Ranks, step: tuple[Any, ...], policy: object, options: dict[str, Any]) -> list[str]:

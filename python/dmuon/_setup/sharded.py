@@ -16,14 +16,7 @@ from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import clean_name, joined
 from dmuon._setup.ranks import Ranks, rows_of
 from dmuon._setup.slices import placements_with
-from dmuon._setup.tensor_parallel import (
-    Managed,
-    check_joined,
-    check_slices,
-    find_tensor_mesh,
-    is_undivided_stack,
-    managed_of,
-)
+from dmuon._setup.tensor_parallel import Managed, check_joined, check_slices, find_tensor_mesh, managed_of
 
 
 def mesh_and_policy_of(model: nn.Module) -> tuple[DeviceMesh | None, MixedPrecisionPolicy | None]:
@@ -64,8 +57,6 @@ def check_sharded(leaves: Sequence[Leaf], model: nn.Module, ranks: Ranks, mesh: 
         own = parameter.device_mesh if theirs is None else theirs.mesh_info.mesh
         rows, placements = rows_of(own.mesh), list(parameter.placements)
         expected = placements_with(leaf.slices, own.ndim)
-        if theirs is None and is_undivided_stack(parameter):
-            continue
         if theirs is None:
             raise ValueError(
                 f"dedicate_params: model: '{leaf.name}' is a DTensor that no fully_shard of this model manages, over "

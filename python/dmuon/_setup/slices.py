@@ -30,6 +30,10 @@ class Slices:
         placement: Any = self.placement  # no class has all kinds of shards
         return placement.dim, getattr(placement, "split_factor", 1)
 
+    def is_stack(self) -> bool:
+        """True if the leaf is cut as expert parallelism cuts a stack, by experts."""
+        return len(self.shape) == 3 and self.placement == Shard(0)
+
     def as_dtensor(self, local: torch.Tensor) -> torch.Tensor:
         """Returns the leaf as a DTensor of which this rank has `local`. Shares its memory."""
         made: torch.Tensor = DTensor.from_local(

@@ -39,8 +39,7 @@ def note_slices(entry: Leaf, managed: Managed, ranks: Ranks | None, function: st
         )
     if spec is None or ranks is None:
         return
-    is_divided = spec.mesh.size() > 1 or spec.mesh == ranks.tensor_mesh
-    if is_divided and is_over_tensor_parallel(spec.mesh, ranks.by_slot, ranks.here):
+    if is_over_tensor_parallel(spec.mesh, ranks.by_slot, ranks.here):
         entry.slices = slices_of(entry.name, spec, function)
         if (members := spec.mesh.mesh.tolist()) != sorted(members):
             raise ValueError(
@@ -118,11 +117,6 @@ def _is_stack(spec: Any) -> bool:
     return len(spec.shape) == 3 and spec.placements[-1] == Shard(0)
 
 
-def is_undivided_stack(parameter: Any) -> bool:
-    """True if a DTensor is a stack that is divided by experts over this rank alone."""
-    return isinstance(parameter, DTensor) and parameter.device_mesh.size() == 1 and _is_stack(parameter._spec)
-
-
 def is_over_tensor_parallel(mesh: DeviceMesh, data_ranks: Collection[int], here: int) -> bool:
     """True if the ranks of a mesh have this rank alone in common with the data-parallel mesh."""
     return mesh.ndim == 1 and set(mesh.mesh.flatten().tolist()) & set(data_ranks) == {here}
@@ -180,15 +174,12 @@ def check_slices(name: str, slices: Slices, parameter: Any, ranks: Ranks) -> Non
 def find_tensor_mesh(model: nn.Module, managed: Any, data_ranks: Collection[int], here: int) -> DeviceMesh | None:
     """Returns the mesh over which tensor parallelism divides the model, None without it.
 
-    A mesh of one rank that divides nothing but stacks is taken for one of experts.
-
     `managed`: what `fully_shard` has made of parameters, by module and name.
     """
     for module in model.modules():
         for attribute, parameter in module._parameters.items():
             spec = spec_of(parameter, managed.get((module, attribute)))
-            is_candidate = spec is not None and (spec.mesh.size() > 1 or not _is_stack(spec))
-            if is_candidate and is_over_tensor_parallel(spec.mesh, data_ranks, here):
+            if spec is not None and is_over_tensor_parallel(spec.mesh, data_ranks, here):
                 mesh: DeviceMesh = spec.mesh
                 return mesh
     return None

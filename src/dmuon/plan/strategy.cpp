@@ -20,7 +20,7 @@ constexpr Entry kStrategies[] = {{"load_balance", load_balance, true},
                                  {"rank0", rank0, false},
                                  {"xor_layout", xor_layout, false}};
 
-const Entry& entry(std::string_view name, std::string_view where) {
+const Entry& named(std::string_view name, std::string_view where) {
   return core::named(kStrategies, name, where, &Entry::name);
 }
 
@@ -56,11 +56,11 @@ std::vector<std::string> strategy_names() {
 }
 
 Strategy find_strategy(std::string_view name) {
-  return entry(name, "find_strategy: strategy must be").strategy;
+  return named(name, "find_strategy: strategy must be").strategy;
 }
 
 bool reads_costs(std::string_view name) {
-  return entry(name, "reads_costs: strategy must be").reads_costs;
+  return named(name, "reads_costs: strategy must be").reads_costs;
 }
 
 Decision lpt(const Problem& problem) {
