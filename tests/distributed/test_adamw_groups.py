@@ -105,7 +105,7 @@ def appended(mesh: Any, which: str) -> None:
 
 
 def with_options_of_later(mesh: Any) -> list[str]:
-    """What is unlike torch's AdamW if `amsgrad` is turned on before the first step, in dicts of the user's own."""
+    """Returns what is unlike torch's AdamW if `amsgrad` comes before the first step, in dicts of the user's own."""
     model, plain = make_gpt(depth=1), make_gpt(depth=1)
     model.blocks.requires_grad_(False)
     plain.blocks.requires_grad_(False)
@@ -131,7 +131,7 @@ def test_options_may_come_later(ranks):
 
 
 def saved_without_a_parameter(mesh: Any) -> tuple[int, int]:
-    """How many states are saved after a matrix and a norm have left their groups, and how many parameters did not."""
+    """Returns how many states are saved after two parameters left their groups, and how many parameters did not."""
     model = make_gpt(depth=1)
     dedicate(model, mesh, AHEAD)
     optimizer = dmuon.Muon(model)

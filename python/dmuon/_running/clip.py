@@ -26,7 +26,8 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Scales gradients of `model` so that their joint 2-norm is at most `max_norm`. Collective over the mesh.
 
-    They are those of the parameters in the optimizer's groups; those of any others neither count nor change.
+    Gradients of parameters that are in no group of the optimizer neither count nor change.
+
     Sends one message, which the next `step()` then does not send; two, and a mean, if gradients of AdamW's parameters
     that no fully_shard manages are no means yet, as after `no_sync`. The norm is of the mean gradient over all ranks,
     or of the sum divided by `gradient_divide_factor` of `dedicate_params`. If the norm is not finite, gradients do
