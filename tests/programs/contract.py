@@ -38,8 +38,8 @@ def refusal(program: Program) -> str:
     """Why dmuon must raise on every rank, within seconds; empty where it must train exactly as one process.
 
     Three reasons allow dmuon to train exactly as well (`may_train`). Where ranks differ in an order, what they need of
-    each other may be there already. Mixed sums do no harm if zero_grad() drops them; FSDP2 may refuse them before. What
-    FSDP2 keeps for the last backward, the next forward finishes, of whichever modules it is.
+    each other may be there already. Mixed sums do no harm if zero_grad() drops them; FSDP2 may refuse them before. The
+    next forward, of whichever modules, finishes what FSDP2 keeps for the last backward.
 
     Ranks do the same in every step, but for three things that they may do differently:
 

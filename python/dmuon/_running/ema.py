@@ -51,9 +51,7 @@ class Ema:
         self._name = f"mean {runtime.num_means}"
         runtime.engine.owned().add(self._name)
         weakref.finalize(self, runtime.engine.remove_owned, self._name).atexit = False
-        # Also what is frozen for a while.
-        grouped = {id(p) for group in runtime.step_agreement.optimizer.param_groups for p in group["params"]}
-        self._leaves = range(len(runtime.leaves))
+        grouped = {id(p) for p in runtime.step_agreement.host_parameters()}  # also what is frozen for a while
         self._others = {
             clean_name(name): parameter
             for name, parameter in runtime.model.named_parameters()
@@ -122,9 +120,9 @@ class Ema:
         """
         self._runtime.refuse_while_averaged("Ema.state_dict()")
         self._runtime.meet("Ema.state_dict()")
-        means = self._runtime.shards.read(self._leaves, self._name, torch.float32)
-        names = [self._runtime.leaves[index].name for index in self._leaves]
-        weights = {**dict(zip(names, means, strict=True)), **self._means}
+        leaves = self._runtime.leaves
+        means = self._runtime.shards.read(range(len(leaves)), self._name, torch.float32)
+        weights = {**{leaf.name: mean for leaf, mean in zip(leaves, means, strict=True)}, **self._means}
         return {"decay": self.decay, "num_updates": self.num_updates, "weights": weights}
 
     @torch.no_grad()
@@ -140,7 +138,7 @@ class Ema:
         with agreement(runtime.ranks, "Ema.load_state_dict") as facts:
             decay, num_updates, weights = self._fitting(state_dict)
             facts.append(f"decay {decay}, {num_updates} updates")
-        values = {index: weights[runtime.leaves[index].name] for index in self._leaves}
+        values = {index: weights[leaf.name] for index, leaf in enumerate(runtime.leaves)}
         runtime.shards.write(values, self._name)
         for name, mean in self._means.items():
             mean.copy_(cut_like(weights[name], mean))
@@ -151,8 +149,8 @@ class Ema:
         if not isinstance(saved, Mapping) or saved.keys() != keys:
             got = sorted(saved) if isinstance(saved, Mapping) else type(saved).__name__
             raise ValueError(f"{load}: state_dict: expected {sorted(keys)}, got {got}")
-        weights, leaves = saved["weights"], self._runtime.leaves
-        names = {leaves[index].name: index for index in self._leaves}
+        weights = saved["weights"]
+        names = {leaf.name: index for index, leaf in enumerate(self._runtime.leaves)}
         if weights.keys() != (expected := {*names, *self._means}):
             missing, unknown = sorted(expected - weights.keys()), sorted(weights.keys() - expected)
             raise ValueError(
@@ -171,7 +169,7 @@ class Ema:
     def _owned(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields (mean, master) of the leaves' parts that this rank owns."""
         transfers = self._runtime.transfers
-        for index in self._leaves:
+        for index in range(len(self._runtime.leaves)):
             parts = (transfers.owned_parts(index, name) for name in (self._name, MASTER))
             for mean, master in zip(*parts, strict=True):
                 yield mean.tensor, master.tensor

@@ -38,7 +38,7 @@ from dmuon._setup.options import dtypes_of
 from dmuon._setup.place import Place, restore_order
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.sharded import fsdp_modules
-from dmuon._setup.slices import local_part
+from dmuon._setup.slices import cuts_experts, local_part
 from dmuon._setup.tensor_parallel import is_sharded
 from dmuon._setup.units import Unit
 from dmuon._setup.ways_out import STATE_AT_OWNER
@@ -201,16 +201,16 @@ class Runtime:
     def _as_seen(self, index: int, packed: Weight) -> nn.Parameter:
         """Returns what a leaf's modules compute with: its packed weight, or a DTensor that shares its memory."""
         slices = self.leaves[index].slices
-        if slices is None or self._has_all_experts(index):
+        if slices is None or self._has_all_experts():
             return packed
         seen = nn.Parameter(slices.as_dtensor(packed.detach()))
         packed.seen_as(seen)
         return seen
 
-    def _has_all_experts(self, index: int) -> bool:
-        """True of a stack of experts over this rank alone, which is no slice of tensor parallelism of one rank."""
+    def _has_all_experts(self) -> bool:
+        """True if what looks like tensor parallelism over one rank is expert parallelism: it cuts stacks alone."""
         slices = [leaf.slices for leaf in self.leaves if leaf.slices is not None]
-        return self.ranks.tensor_parallel == 1 and all(of.is_stack() for of in slices)
+        return self.ranks.tensor_parallel == 1 and all(cuts_experts(of.shape, of.placement) for of in slices)
 
     def _end_uses(self) -> None:
         for weights in self.weights:

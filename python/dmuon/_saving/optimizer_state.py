@@ -81,7 +81,7 @@ def fitting_state(
                     loaded.anew.append(leaf_of[parameter])
                 else:
                     _read_leaf(loaded, leaf_of[parameter], name, state, shards)
-            elif state or (state is not None and not isinstance(state, Mapping)):
+            elif state not in (None, {}):
                 loaded.adamw[number] = _checked_adamw(parameter, name, state, group)
             # torch.distributed.checkpoint loads no states of parameters that need no gradient.
             if not (fresh or state or parameter.requires_grad):

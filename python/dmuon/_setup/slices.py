@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -29,10 +29,6 @@ class Slices:
             return None
         placement: Any = self.placement  # no class has all kinds of shards
         return placement.dim, getattr(placement, "split_factor", 1)
-
-    def is_stack(self) -> bool:
-        """True if the leaf is cut as expert parallelism cuts a stack, by experts."""
-        return len(self.shape) == 3 and self.placement == Shard(0)
 
     def as_dtensor(self, local: torch.Tensor) -> torch.Tensor:
         """Returns the leaf as a DTensor of which this rank has `local`. Shares its memory."""
@@ -111,6 +107,11 @@ def cut_like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         stride=value.stride(),
     )
     return cut
+
+
+def cuts_experts(shape: Sequence[int], placement: Placement) -> bool:
+    """True if a placement cuts a tensor as expert parallelism cuts a stack [experts, rows, cols]."""
+    return len(shape) == 3 and placement == Shard(0)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.ranks import Ranks
-from dmuon._setup.slices import Slices, ends_of_slices, joined_meshes
+from dmuon._setup.slices import Slices, cuts_experts, ends_of_slices, joined_meshes
 
 Managed = dict[tuple[nn.Module, str], Any]  # FSDPParams, by modules and names of parameters
 
@@ -114,7 +114,7 @@ def _is_inside(spec: Any, ranks: Ranks) -> bool:
 
 def _is_stack(spec: Any) -> bool:
     """True if a DTensor is divided as a stack is by experts."""
-    return len(spec.shape) == 3 and spec.placements[-1] == Shard(0)
+    return cuts_experts(spec.shape, spec.placements[-1])
 
 
 def is_over_tensor_parallel(mesh: DeviceMesh, data_ranks: Collection[int], here: int) -> bool:
