@@ -1,10 +1,12 @@
-"""One rank fails while owners get their first values: Muon raises on every rank, at once, and processes go on."""
+"""One rank fails while Muon makes the first values: Muon raises on every rank, at once, and processes go on."""
 
 from __future__ import annotations
 
 import datetime
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 from default_device import own_random_numbers
 from dmuon._running import first_values
+from dmuon._running.adamw import InnerAdamW
 from models import make_gpt
 from refusals import attempt, rank_of
 from test_meta_start import all_kinds_of_init
@@ -48,13 +51,15 @@ def first_values_that_fail(mesh: Any, owner: Any, name: str, after: int, on: int
     if on_meta:
         model.to_empty(device=mesh.device_type)
         all_kinds_of_init(model)
+    with raises_at_once(), fail_from_first_values(owner, name, after) if rank_of(mesh) == on else nullcontext():
+        dmuon.Muon(model)
+
+
+@contextmanager
+def raises_at_once() -> Iterator[None]:
     begin = time.monotonic()
     try:
-        if rank_of(mesh) == on:
-            with fail_from_first_values(owner, name, after):
-                dmuon.Muon(model)
-        else:
-            dmuon.Muon(model)
+        yield
     finally:
         spent = time.monotonic() - begin
         assert spent < AT_ONCE_S, f"{spent:.0f} s"
@@ -73,7 +78,25 @@ def first_values_that_fail(mesh: Any, owner: Any, name: str, after: int, on: int
 def test_all_ranks_raise_what_one_found_and_train_another_model(ranks, owner, name, after, syncs, on_meta, on):
     options = {"owner": owner, "name": name, "after": after, "on": on, "syncs": syncs, "on_meta": on_meta}
     messages = ranks.run(attempt, (2, 2), program=first_values_that_fail, options=options)
+    assert_all_name_the_problem(messages, on)
+
+
+def assert_all_name_the_problem(messages: list[str], on: int) -> None:
     assert messages[on] == f"RuntimeError: {PROBLEM}"
     assert {message for rank, message in enumerate(messages) if rank != on} == {
         f"RuntimeError: {PROBLEM} (on rank {on})"
     }
+
+
+@own_random_numbers()
+def state_of_adamw_that_fails(mesh: Any, on: int) -> None:
+    model = make_gpt(depth=2)
+    dedicate(model, mesh, AHEAD, timeout=TIMEOUT)
+    lacks_memory = mock.patch.object(InnerAdamW, "make_state", side_effect=RuntimeError(PROBLEM))
+    with raises_at_once(), lacks_memory if rank_of(mesh) == on else nullcontext():
+        dmuon.Muon(model)
+
+
+def test_all_ranks_raise_if_one_lacks_memory_for_the_state_of_adamw(ranks):
+    messages = ranks.run(attempt, (2, 2), program=state_of_adamw_that_fails, options={"on": 1})
+    assert_all_name_the_problem(messages, on=1)

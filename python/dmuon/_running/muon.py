@@ -25,6 +25,7 @@ from dmuon._running.start import agreed_setup, start
 from dmuon._running.ungrouped import UngroupedParameters
 from dmuon._running.update_stats import problem_of_recording
 from dmuon._saving.optimizer_state import saved_state, with_saved_groups
+from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import dedication_of, one_model
 from dmuon._setup.hyperparameters import (
     EPS,
@@ -164,8 +165,9 @@ class Muon(torch.optim.Optimizer):
         self._defaults_of, self._former = {"muon": muon, "adamw": adamw}, (dedication.former, dedication.replaced)
         self._runtime.step_agreement.first_lrs = {"muon": lr, "adamw": adamw["lr"]}
         self._runtime.step_agreement.rule = rule
-        super().__init__([*of_muon, *of_adamw], {**muon})
-        self.state.update(self._owned_states())
+        with agreement(self._runtime.ranks, "Muon"):  # a rank may lack memory for AdamW's state, for example
+            super().__init__([*of_muon, *of_adamw], {**muon})
+            self.state.update(self._owned_states())
         self._is_made = True
 
     # ---- groups ----
