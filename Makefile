@@ -47,7 +47,7 @@ test-cpp:
 
 test-device:
 	@$(ENV) DMUON_TEST_DEVICE=emulated OMP_WAIT_POLICY=passive python -m pytest -p no:cacheprovider --share $(SHARE) \
-	  tests/distributed/test_passes.py tests/distributed/test_adamw_groups.py
+	  tests/distributed/test_passes.py tests/distributed/test_adamw_groups.py tests/distributed/test_host_parameters.py
 
 test-torch: ## README's program and a part of the tests with another PyTorch, TORCH=2.11.0, beside the one here
 	@tools/test_torch $(TORCH) $(ARGS)

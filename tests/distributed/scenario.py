@@ -12,7 +12,7 @@ import torch
 import torch.nn as nn
 from models import batch, loss_of, part, weights_of_plain
 from reference import ReferenceMuon
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from training import LR, WEIGHT_DECAY, dedicate, place_of, weights_of
 
 import dmuon
@@ -43,6 +43,7 @@ class Session:
         options: dict[str, Any] | None = None,
         muon: dict[str, Any] | None = None,
         mp_policy: MixedPrecisionPolicy | None = None,
+        offload_policy: OffloadPolicy | None = None,
         prepare: Callable[[nn.Module], None] = lambda model: None,
         adamw_groups: Callable[[nn.Module], list[dict[str, Any]]] = lambda model: [],
         muon_groups: Callable[[nn.Module], list[dict[str, Any]]] = lambda model: [],
@@ -56,6 +57,7 @@ class Session:
             options: more options of dedicate_params, beside the schedule.
             muon: options of dmuon.Muon, or of the reference.
             mp_policy: of dmuon and FSDP2.
+            offload_policy: of FSDP2.
             prepare: is called with the model before either optimizer.
             adamw_groups: those of dmuon.Muon, made of the sharded model.
             muon_groups: likewise, of matrices.
@@ -70,9 +72,9 @@ class Session:
         policy = {"mp_policy": mp_policy} if mp_policy else {}
         dedicate(model, self.mesh, self.schedule, **(options or {}), **policy)
         if units is not None:
-            for module in units(model):
-                fully_shard(module, mesh=self.mesh, **policy)
-            fully_shard(model, mesh=self.mesh, **policy)
+            offload = {"offload_policy": offload_policy} if offload_policy else {}
+            for module in [*units(model), model]:
+                fully_shard(module, mesh=self.mesh, **policy, **offload)
         settings = {"lr": LR, "weight_decay": WEIGHT_DECAY, "ns_dtype": torch.float32, **(muon or {})}
         groups = {"adamw_groups": adamw_groups(model), "muon_groups": muon_groups(model)}
         self.opt = dmuon.Muon(model, **groups, **settings)

@@ -70,10 +70,10 @@ class Ema:
         """
         self._runtime.refuse_while_averaged("Ema.update()")
         weight = 1 - _checked_decay(self.decay, "Ema.update")
-        pairs = [*self._owned(), *self._local()]
-        if pairs:
-            means, weights = zip(*pairs, strict=True)
-            torch._foreach_lerp_(means, [w.float() for w in weights], weight)
+        for pairs in (list(self._owned()), list(self._local())):  # apart: FSDP2 may keep its own on the host
+            if pairs:
+                means, weights = zip(*pairs, strict=True)
+                torch._foreach_lerp_(means, [w.float() for w in weights], weight)
         self.num_updates += 1
 
     @contextlib.contextmanager

@@ -1,0 +1,51 @@
+"""FSDP2 may keep on the host what AdamW updates (CPUOffloadPolicy), while matrices stay at their owners' devices."""
+
+from __future__ import annotations
+
+import torch
+from models import batch, make_gpt
+from pool import TEST_DEVICE
+from scenario import Session, assert_equal_to_reference, check, language_loss
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from training import AHEAD
+
+import dmuon
+
+DECAY = 0.5
+
+
+def whole(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {n: (v.full_tensor() if hasattr(v, "full_tensor") else v).detach().cpu() for n, v in values.items()}
+
+
+def on_the_host(s: Session) -> None:
+    """Clips, averages, and loads sharded states on the way; one step has a gradient that is not finite."""
+    model = s.start(make_gpt(depth=2), offload_policy=CPUOffloadPolicy(pin_memory=False))
+    if s.reference:
+        mean = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+        mean.update_parameters(model)  # begins with the present weights
+    else:
+        mean = dmuon.Ema(model, DECAY)
+        assert {p.device.type for p in model.parameters()} == {"cpu", TEST_DEVICE}
+    for step in range(3):
+        s.backward(language_loss(step, s.size), 0.5)
+        s.backward(language_loss(10 + step, s.size), 0.5)
+        s.clip(0.3)
+        s.step()
+        mean.update_parameters(model) if s.reference else mean.update()
+        if not s.reference:
+            (model(batch(step)).sum() * torch.inf).backward()
+            s.step()  # is skipped
+            model_state, states = get_state_dict(model, s.opt)
+            set_state_dict(model, s.opt, model_state_dict=model_state, optim_state_dict=states)
+    s.notes.append(whole(dict(mean.module.named_parameters()) if s.reference else mean.state_dict()["weights"]))
+    s.notes.append(s.initial)
+
+
+def test_training_and_the_mean_are_those_of_one_process(ranks):
+    *notes, (*norms, expected, initial) = check(ranks, on_the_host, schedule=AHEAD)
+    for *found, mean, _ in notes:
+        torch.testing.assert_close(found, norms, rtol=1e-4, atol=0.0)
+        assert_equal_to_reference(initial, expected, mean)
