@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from models import batch, make_gpt
 from pool import TEST_DEVICE
-from scenario import Session, assert_equal_to_reference, check, language_loss
+from refusals import attempt
+from scenario import Session, assert_equal_to_reference, check, language_loss, run_scenario
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from training import AHEAD
+from training import AHEAD, LR, WEIGHT_DECAY, dedicate, place_of, shard, weights_of
 
 import dmuon
 
@@ -42,6 +46,44 @@ def on_the_host(s: Session) -> None:
             set_state_dict(model, s.opt, model_state_dict=model_state, optim_state_dict=states)
     s.notes.append(whole(dict(mean.module.named_parameters()) if s.reference else mean.state_dict()["weights"]))
     s.notes.append(s.initial)
+
+
+def from_the_meta_device(mesh: Any, device: str) -> dict[str, torch.Tensor]:
+    """Where FSDP2 keeps parameters on the host, `to_empty` must put all there; owners move theirs."""
+    rank, size = place_of(mesh)
+    with torch.device("meta"):
+        model = make_gpt(depth=2)
+    dedicate(model, mesh, AHEAD)
+    shard(model, mesh, offload_policy=CPUOffloadPolicy(pin_memory=False))
+    model.to_empty(device=device)
+    numbers = make_gpt(depth=2).state_dict()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(numbers[name])
+    opt = dmuon.Muon(model, LR, WEIGHT_DECAY, ns_dtype=torch.float32)
+    for step in range(2):
+        language_loss(step, size)(model, rank).backward()
+        opt.step()
+        opt.zero_grad()
+    return weights_of(model)
+
+
+def two_steps(s: Session) -> None:
+    s.start(make_gpt(depth=2))
+    s.train(0, 1)
+
+
+def test_a_start_on_the_meta_device_goes_over_the_host(ranks):
+    initial, expected, _ = run_scenario(None, two_steps, AHEAD, 4)
+    for weights in ranks.run(from_the_meta_device, (2, 2), device="cpu"):
+        assert_equal_to_reference(initial, expected, weights)
+
+
+@pytest.mark.skipif(TEST_DEVICE == "cpu", reason="the host is the device")
+def test_fsdp2_must_find_on_the_host_what_it_keeps_there(ranks):
+    for message in ranks.run(attempt, (2, 2), program=from_the_meta_device, options={"device": TEST_DEVICE}):
+        assert "Muon: model: 'embedding.weight' is on emulated" in message
+        assert "fully_shard has CPUOffloadPolicy. Expected: model.to_empty(device='cpu')" in message
 
 
 def test_training_and_the_mean_are_those_of_one_process(ranks):

@@ -62,7 +62,7 @@ def check_sentinels(model: nn.Module, dedication: Dedication) -> torch.device | 
     """Checks casts and moves of the model since dedicate_params.
 
     Returns:
-        The device of the leaves, None if there are none.
+        The device on which the model computes, None if there are no leaves.
 
     Raises:
         ValueError: the model was cast, is on the meta device, or not on the device of its mesh.
@@ -86,6 +86,10 @@ def check_sentinels(model: nn.Module, dedication: Dedication) -> torch.device | 
         )
     of_mesh = dedication.ranks.device_type
     if device is not None and dedication.ranks.size > 1 and device.type != of_mesh:
+        managed = managed_by_fsdp(model).values()
+        if device.type == "cpu" and managed and all(made.offload_to_cpu for made in managed):
+            # CPUOffloadPolicy wants `to_empty` on the host, from where owners take their first values too.
+            return torch.device(of_mesh, torch.get_device_module(of_mesh).current_device())
         raise ValueError(
             f"Muon: model: '{dedication.leaves[0].name}' is on {device}, and the mesh of dedicate_params on {of_mesh}. "
             f"Expected: model.to('{of_mesh}') before Muon, or dedicate_params with a mesh on {device.type}."
@@ -123,6 +127,11 @@ def check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
             raise ValueError(
                 f"Muon: model: '{name}' is sharded over ranks {rows}, dedicate_params was given {ranks.mesh_rows}. "
                 "Expected: the same mesh for dedicate_params and fully_shard."
+            )
+        if made is not None and made.offload_to_cpu and parameter.device.type != "cpu":
+            raise ValueError(
+                f"Muon: model: '{name}' is on {parameter.device}, and its fully_shard has CPUOffloadPolicy. Expected: "
+                "model.to_empty(device='cpu'), and no model.to(...) after fully_shard."
             )
         if all(placement.is_replicate() for placement in parameter.placements):  # norms would count it twice
             raise ValueError(
