@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn as nn
 from models import batch, make_gpt
 from pool import TEST_DEVICE
 from refusals import attempt
@@ -48,9 +50,7 @@ def on_the_host(s: Session) -> None:
     s.notes.append(s.initial)
 
 
-def from_the_meta_device(mesh: Any, device: str) -> dict[str, torch.Tensor]:
-    """Where FSDP2 keeps parameters on the host, `to_empty` must put all there; owners move theirs."""
-    rank, size = place_of(mesh)
+def from_the_meta_device(mesh: Any, device: str) -> nn.Module:
     with torch.device("meta"):
         model = make_gpt(depth=2)
     dedicate(model, mesh, AHEAD)
@@ -60,6 +60,20 @@ def from_the_meta_device(mesh: Any, device: str) -> dict[str, torch.Tensor]:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(numbers[name])
+    return model
+
+
+def from_shards(mesh: Any) -> nn.Module:
+    model = make_gpt(depth=2)
+    shard(model, mesh, offload_policy=CPUOffloadPolicy(pin_memory=False))
+    dedicate(model, mesh, AHEAD)
+    return model
+
+
+def from_the_host(mesh: Any, start: Callable[..., nn.Module], **options: Any) -> dict[str, torch.Tensor]:
+    """Two steps of a model whose matrices are on the host before Muon."""
+    rank, size = place_of(mesh)
+    model = start(mesh, **options)
     opt = dmuon.Muon(model, LR, WEIGHT_DECAY, ns_dtype=torch.float32)
     for step in range(2):
         language_loss(step, size)(model, rank).backward()
@@ -73,15 +87,19 @@ def two_steps(s: Session) -> None:
     s.train(0, 1)
 
 
-def test_a_start_on_the_meta_device_goes_over_the_host(ranks):
+@pytest.mark.parametrize(
+    "options", [{"start": from_the_meta_device, "device": "cpu"}, {"start": from_shards}], ids=["meta", "shards"]
+)
+def test_owners_take_first_values_from_the_host(ranks, options):
     initial, expected, _ = run_scenario(None, two_steps, AHEAD, 4)
-    for weights in ranks.run(from_the_meta_device, (2, 2), device="cpu"):
+    for weights in ranks.run(from_the_host, (2, 2), **options):
         assert_equal_to_reference(initial, expected, weights)
 
 
 @pytest.mark.skipif(TEST_DEVICE == "cpu", reason="the host is the device")
 def test_fsdp2_must_find_on_the_host_what_it_keeps_there(ranks):
-    for message in ranks.run(attempt, (2, 2), program=from_the_meta_device, options={"device": TEST_DEVICE}):
+    options = {"start": from_the_meta_device, "device": TEST_DEVICE}
+    for message in ranks.run(attempt, (2, 2), program=from_the_host, options=options):
         assert "Muon: model: 'embedding.weight' is on emulated" in message
         assert "fully_shard has CPUOffloadPolicy. Expected: model.to_empty(device='cpu')" in message
 
