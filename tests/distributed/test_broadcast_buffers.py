@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from tp_models import meshes
 from training import place_of
 
 import dmuon
@@ -24,10 +26,12 @@ class Normed(nn.Module):
         self.register_buffer("flags", torch.zeros(2, 3, dtype=torch.bool))
         self.register_buffer("nothing", torch.zeros(0))
         self.register_buffer("scalar", torch.zeros((), dtype=torch.bfloat16), persistent=False)
+        self.register_buffer("gaps", torch.zeros(8, dtype=torch.complex64)[::2].real)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
             self.scalar += x.mean().bfloat16()
+            self.gaps[1] += x.mean()
             self.flags[0, 1] = x[0, 0] > 0
         return self.linear(self.norm(x))
 
@@ -83,3 +87,29 @@ def test_buffers_are_copied_only_where_it_is_asked_for(ranks):
     assert not differ(broadcast_buffers=True)
     assert differ()
     assert differ(replicated=True, broadcast_buffers=False)
+
+
+class Scaled(nn.Linear):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
+def under_tensor_parallelism(mesh: Any) -> tuple[str, float]:
+    """`parallelize_module` makes a DTensor of the buffer, whose values differ over the data-parallel ranks."""
+    data, tensor = meshes((2, 2), mesh.device_type)
+    torch.manual_seed(0)
+    model = nn.Sequential(Scaled(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    parallelize_module(model, tensor, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    dmuon.dedicate_params(model, data, replicated=True, costs="modelled")
+    dmuon.Muon(model)
+    model[0].scale.to_local().add_(data.get_local_rank())
+    model(torch.ones(4, 8)).sum().backward()
+    return type(model[0].scale).__name__, float(model[0].scale.full_tensor())
+
+
+def test_buffers_of_modules_under_tensor_parallelism_are_copied(ranks):
+    assert ranks.run(under_tensor_parallelism, (4,)) == [("DTensor", 1.0)] * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -90,6 +91,40 @@ def froze_apart(s: Session, when: str) -> None:
 @pytest.mark.parametrize(("mesh", "schedule"), MESHES)
 def test_gradients_of_a_rank_that_freezes_alone_count_as_zeros(ranks, mesh, schedule, when):
     check(ranks, froze_apart, mesh, schedule=schedule, when=when)
+
+
+def with_gaps(s: Session) -> None:
+    """Norms with gaps in memory between their elements, and a head whose columns come first."""
+    model = make_gpt(depth=2)
+    for block in model.blocks:
+        block.norm.weight = nn.Parameter(torch.linspace(1, 2, 2 * len(block.norm.weight))[::2])
+    model.head.weight = nn.Parameter(model.head.weight.detach().t().contiguous().t())
+    s.start(model, units=None)
+    s.train(0, 1, 2)
+
+
+@pytest.mark.parametrize(("mesh", "schedule"), MESHES)
+def test_parameters_train_however_they_lie_in_memory(ranks, mesh, schedule):
+    check(ranks, with_gaps, mesh, schedule=schedule)
+
+
+def test_moments_are_loaded_into_the_order_of_the_parameters_memory():
+    ends = []
+    for resumes in (False, True):
+        model, saved = make_gpt(depth=1), None
+        model.head.weight = nn.Parameter(model.head.weight.detach().t().contiguous().t())
+        s = Session(None, AHEAD)
+        s.start(model, units=None)
+        s.train(0, 1)
+        if resumes:
+            saved = copy.deepcopy((s.model.state_dict(), s.opt.state_dict()))
+            s = Session(None, AHEAD)
+            s.start(make_gpt(depth=1), units=None)
+            s.model.load_state_dict(saved[0])
+            s.opt.load_state_dict(saved[1])
+        s.train(2)
+        ends.append(s.weights()["head.weight"])
+    torch.testing.assert_close(*ends)
 
 
 class Adapted(nn.Module):

@@ -33,12 +33,11 @@ class InnerAdamW:
     def make_state(self, groups: Iterable[dict[str, Any]], state: Any) -> None:
         """Makes what parameters lack of AdamW's state, so that it can be saved and loaded: zeros."""
         for group in groups:
-            on_device = group.get("capturable") or group.get("fused")
             for parameter in [parameter for parameter in group["params"] if parameter.requires_grad]:
-                of_parameter = state[parameter]
+                of_parameter = state.setdefault(parameter, {})
                 if "step" not in of_parameter:
-                    step_device = parameter.device if on_device else torch.device("cpu")
-                    of_parameter["step"] = torch.zeros((), dtype=torch.float32, device=step_device)
+                    device = _device_of_step(group, parameter)
+                    of_parameter["step"] = torch.zeros((), dtype=torch.float32, device=device)
                 for name in adamw_moments(group):
                     if name not in of_parameter:
                         of_parameter[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
@@ -54,8 +53,11 @@ class InnerAdamW:
         for group in groups:
             if not self._adamw.defaults.keys() <= group.keys():  # the user's own dict
                 self.complete(group)
-        self.make_state([group for group in groups if group["amsgrad"]], state)  # which may be new
-        parts = [part for group in groups for part in _parts_of(group)]
+        self.make_state(groups, state)  # amsgrad may be new
+        parts = [part for group in groups for part in _parts_of(group, state)]
+        for part, parameter in ((kind, parameter) for kind in parts for parameter in kind["params"]):
+            if "step" in (of_parameter := state.get(parameter, {})):
+                of_parameter["step"] = of_parameter["step"].to(_device_of_step(part, parameter))
         self._adamw.param_groups, self._adamw.state = parts, state
         if all(part["fused"] and part["params"][0].device == applies.device for part in parts):
             # In the form of torch.amp.GradScaler.
@@ -68,17 +70,34 @@ class InnerAdamW:
             _step(self._adamw)
 
 
-def _parts_of(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _parts_of(group: dict[str, Any], state: Any) -> Iterator[dict[str, Any]]:
     """Yields a group for each kind of parameters, because a fused or foreach kernel updates one kind at once.
 
-    The kind is the mesh of DTensors, None of plain tensors. A rate that rounding has put below 0 counts as 0.
+    The kind is the mesh of DTensors, None of plain tensors, and whether the fused kernel may take the parameter. A rate
+    that rounding has put below 0 counts as 0.
     """
     kinds: dict[Any, list[Any]] = {}
     for parameter in group["params"]:
-        kind = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        kinds.setdefault(kind, []).append(parameter)
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        kinds.setdefault((mesh, _may_fuse(parameter, state)), []).append(parameter)
     lr = group["lr"]
     if float(lr) < 0:
         lr = torch.zeros_like(lr) if isinstance(lr, torch.Tensor) else 0.0
-    for parameters in kinds.values():
-        yield {**group, "params": parameters, "lr": lr}
+    for (_, may_fuse), parameters in kinds.items():
+        yield {**group, "params": parameters, "lr": lr, "fused": group["fused"] if may_fuse else False}
+
+
+def _may_fuse(parameter: torch.Tensor, state: Any) -> bool:
+    """True if gradient and moments lie in memory as the parameter does: fused kernels of CPUs ignore strides.
+
+    Moments of a parameter with gaps have none.
+    """
+    if parameter.grad is None or "exp_avg" not in (of_parameter := state.get(parameter, ())):
+        return True
+    strides: tuple[int, ...] = parameter.stride()
+    return parameter.grad.stride() == strides == of_parameter["exp_avg"].stride()
+
+
+def _device_of_step(group: dict[str, Any], parameter: torch.Tensor) -> torch.device:
+    """Returns where torch's kernels look for the count of a parameter's steps."""
+    return parameter.device if group.get("capturable") or group.get("fused") else torch.device("cpu")

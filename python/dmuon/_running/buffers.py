@@ -11,6 +11,7 @@ from dmuon._running.blocking import blocking_message
 from dmuon._running.structures import is_transformed
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import slots_group
+from dmuon._setup.slices import local_part
 
 
 def copies_buffers(dedication: Dedication) -> bool:
@@ -37,14 +38,19 @@ class Buffers:
         if self._group is None or _C.in_backward() or is_transformed():
             return
         is_due, self._is_due = self._is_due, syncs and torch.is_grad_enabled()
-        buffers = [buffer for buffer in self._model.buffers() if buffer.numel()] if is_due else []
+        buffers = [buffer for buffer in self._model.buffers() if local_part(buffer).numel()] if is_due else []
         if not buffers:
             return
         device = torch.device(self._ranks.device_type)
-        pieces = [buffer.detach().flatten().view(torch.uint8).to(device) for buffer in buffers]
+        parts = [local_part(buffer) for buffer in buffers]
+        pieces = [_bytes_of(part).to(device) for part in parts]
         flat = torch.cat(pieces)
         with blocking_message(engine, "the copy of buffers from the first rank"):
             dist.broadcast(flat, self._ranks.by_slot[0], group=self._group)
         with torch.no_grad():  # also the first rank writes: what autograd says of it, all ranks hear
-            for buffer, bytes_ in zip(buffers, flat.split([piece.numel() for piece in pieces]), strict=True):
-                buffer.copy_(bytes_.clone().view(buffer.dtype).view(buffer.shape))
+            for part, bytes_ in zip(parts, flat.split([piece.numel() for piece in pieces]), strict=True):
+                part.copy_(bytes_.clone().view(part.dtype).view(part.shape))
+
+
+def _bytes_of(part: torch.Tensor) -> torch.Tensor:
+    return part.resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)

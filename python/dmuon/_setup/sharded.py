@@ -72,8 +72,8 @@ def check_sharded(leaves: Sequence[Leaf], model: nn.Module, ranks: Ranks, mesh: 
             check_slices(leaf.name, leaf.slices, parameter, ranks)
         if not parameter.is_meta and parameter.device.type != ranks.device_type and not theirs.offload_to_cpu:
             raise ValueError(
-                f"dedicate_params: model: '{leaf.name}' is on {parameter.device}, and its mesh on "
-                f"{ranks.device_type}. Expected: a mesh on {parameter.device.type}, or no model.to(...) after fully_shard."
+                f"dedicate_params: model: '{leaf.name}' is on {parameter.device}, and its mesh on {ranks.device_type}. "
+                f"Expected: a mesh on {parameter.device.type}, or no model.to(...) after fully_shard."
             )
 
 
