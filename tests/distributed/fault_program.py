@@ -87,6 +87,7 @@ class Case:
     evaluated: bool = False  # all ranks have evaluated before
     stays: bool = False  # the victim's process outlives its program, so that no connection closes before the others end
     silent: bool = False  # no message of the device times out
+    listed: bool = False  # no unit stands for the root: see Listed
     device: str = "cpu"  # or "emulated", which blocks the host only where this reads what the device computes
 
     @property
@@ -104,7 +105,7 @@ class Case:
         mesh = "x".join(map(str, self.mesh))
         what = [self.fault, f"rank {self.victim} of {mesh}", f"step {self.step}.{self.micro}", self.point]
         what += ["fsdp" if self.fsdp else "plain", f"lookahead {self.lookahead}"]
-        words = ("insists", "drops", "lingers", "evaluated", "stays", "silent")
+        words = ("insists", "drops", "lingers", "evaluated", "stays", "silent", "listed")
         what += [word for word in words if getattr(self, word)]
         what += [self.device] if self.device != "cpu" else []
         return ", ".join(word for word in what if word)
@@ -128,6 +129,22 @@ class Ordered(Gpt):
         return self.head(self.norm(x))
 
 
+class Listed(Ordered):
+    """Embedding, norm and head are items of a list, so they are units of their own. FSDP2 gathers for the root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = nn.ModuleList([self.embedding, self.norm, self.head])
+        del self.embedding, self.norm, self.head
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        embedding, norm, head = self.ends
+        x = embedding(tokens)
+        for index in self.order:
+            x = self.blocks[index](x)
+        return head(norm(x))
+
+
 class Program:
     """The training program of one rank; every rank has the same hooks."""
 
@@ -141,7 +158,7 @@ class Program:
         torch.manual_seed(0)
         self.session = Session(mesh, {**AHEAD, "lookahead": case.lookahead})
         units = {} if case.fsdp else {"units": None}
-        model = Ordered().to(case.device)
+        model = (Listed() if case.listed else Ordered()).to(case.device)
         self.model = self.session.start(model, options={"timeout": timeout}, prepare=self.hook_inside, **units)
         if case.fault in SWAPS:
             # Equal models are told apart by nothing but their numbers; agreements of unequal ones have unequal lengths.

@@ -113,6 +113,7 @@ CASES = [
     Case("steps in opposite order", victim=2, fsdp=True),
     Case("full_params", victim=0),
     Case("full_params", victim=0, mesh=(4,), fsdp=True),
+    Case("full_params", mesh=(4,), fsdp=True, listed=True),
     Case("full_params", victim=2, stays=True),
     Case("full_params", victim=2, fsdp=True, stays=True),
     Case("evaluates", victim=0),

@@ -116,7 +116,7 @@ TEST_F(EmptyInResolver, IsTracedAndLeftToTheHost) {
   Resolver resolver = make_with_empty();
   forward(&resolver, {kA, empty_});
   EXPECT_EQ(recorder_.take(),
-            "compare before use of 0, publish intra 0, await weights 0, "
+            "leave before a forward, compare before use of 0, publish intra 0, await weights 0, "
             "compare after forward of 0, reshard 0, "
             "compare before use of 3, leave before use of 3");
   resolver.begin_backward();

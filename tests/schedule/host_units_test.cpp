@@ -130,7 +130,7 @@ TEST_F(HostResolver, LeavesToTheHostBeforeAUseAfterABackwardAndAtTheEndOfAllOfIt
   Resolver resolver = make_host();
   forward(&resolver, {kA, kB, kC});
   EXPECT_EQ(recorder_.take(),
-            "publish intra 0, await weights 0, reshard 0, "
+            "leave before a forward, publish intra 0, await weights 0, reshard 0, "
             "publish intra 1, await weights 1, leave before use of 1, reshard 1, "
             "publish intra 2, await weights 2");
   backward(&resolver, {kC, kB, kA});
@@ -142,11 +142,11 @@ TEST_F(HostResolver, LeavesToTheHostBeforeAUseAfterABackwardAndAtTheEndOfAllOfIt
             "leave at the end");
 }
 
-// A forward begins with what the host framework gathers for itself.
-TEST_F(HostResolver, LeavesToTheHostAfterNewWeights) {
+// It begins with what the host framework gathers for itself, and may use no host unit.
+TEST_F(HostResolver, LeavesToTheHostInEveryForward) {
   Resolver resolver = make_host();
-  for (const bool steps : {true, false}) {
-    steps ? resolver.step() : resolver.publish();
+  for (const bool trains : {true, false, false}) {
+    resolver.begin_forward(trains);
     EXPECT_TRUE(recorder_.take().ends_with("leave before a forward"));
   }
 }
@@ -189,6 +189,7 @@ TEST_F(HostResolver, ComparesAtTheEndOfAPassThatLeavesAHostUseOut) {
     forward(&resolver, used);
     resolver.end_pass();
     EXPECT_EQ(recorder_.take(),
+              "leave before a forward, "
               "publish intra 0, await weights 0, reshard 0, compare the end, "
               "publish intra 1, await weights 1, leave before use of 1, reshard 1, "
               "publish intra 2, await weights 2");
@@ -212,13 +213,13 @@ TEST_F(HostResolver, ComparesWhereAForwardFollowsOneWithoutABackward) {
   forward(&resolver, {kA, kB, kC});
   recorder_.take();
   resolver.begin_forward(true);
-  EXPECT_EQ(recorder_.take(), "compare the end");
+  EXPECT_EQ(recorder_.take(), "compare the end, leave before a forward");
   resolver.end_pass();
   recorder_.take();
   backward(&resolver, {kC, kB, kA});
   recorder_.take();
   resolver.begin_forward(true);
-  EXPECT_EQ(recorder_.take(), "");
+  EXPECT_EQ(recorder_.take(), "leave before a forward");
 
   Resolver without = make(1);
   trace(&without);

@@ -40,6 +40,7 @@ void Resolver::begin_forward(bool training, bool whole) {
   // collectives, and this forward would begin the next ones.
   if (has_host_ && order_.unanswered()) performer_->compare(std::nullopt);
   cross(order_.begin_forward(training));
+  if (has_host_) performer_->leave_before_forward();
 }
 
 // Request the first use even if the unit is ready. The trace must not depend on what the previous
@@ -195,7 +196,6 @@ void Resolver::renew(bool updates) {
       resolve(operation);
     }
   }
-  if (has_host_) performer_->leave_before_forward();
 }
 
 void Resolver::free_weights() {

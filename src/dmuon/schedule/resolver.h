@@ -34,7 +34,7 @@ class Performer {
   /// between operations on every rank, also on ranks that skipped the unit.
   virtual void leave_to_host(const std::optional<Trigger>& trigger) = 0;
 
-  /// Says so after new weights, of the forward that comes next.
+  /// Says so of the host framework's first ones in a forward, which may belong to no unit.
   virtual void leave_before_forward() = 0;
 };
 
