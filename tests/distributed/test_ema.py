@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -141,6 +145,43 @@ def of_parts_that_are_frozen(mesh: Any) -> list[str]:
 @pytest.mark.parametrize("mesh", [(2, 2), (1,)])
 def test_parts_that_are_frozen_for_a_while_have_a_mean(ranks, mesh):
     assert ranks.run(of_parts_that_are_frozen, mesh) == [[]] * torch.Size(mesh).numel()
+
+
+def interrupted(mesh: Any, at: str) -> list[str]:
+    """On the way into `applied`: with some masters exchanged, or before the mean is published."""
+    model, opt = started(mesh, MODELS["gpt"]())
+    ema = dmuon.Ema(model, DECAY)
+    train(mesh, model, opt, range(1))
+    ema.update()
+    kept = ema.state_dict()["weights"]
+    before = {**masters(model, opt), **{f"mean of {name}": value for name, value in whole(kept).items()}}
+    pairs = ema._owned
+
+    def some() -> Iterator[Any]:
+        ema._owned = pairs
+        yield from itertools.islice(pairs(), 1)
+        raise KeyboardInterrupt
+
+    with contextlib.ExitStack() as stack:
+        if at == "publish":
+            publish = mock.patch.object(ema._runtime, "publish", side_effect=[KeyboardInterrupt, None])
+            stack.enter_context(publish)
+        else:
+            ema._owned = some
+        with pytest.raises(KeyboardInterrupt), ema.applied():
+            pytest.fail("it has gone on")
+    after = masters(model, opt)
+    after |= {f"mean of {name}": value for name, value in whole(ema.state_dict()["weights"]).items()}
+    train(mesh, model, opt, range(1, 2))
+    ema.update()
+    after |= {f"a kept mean of {name}": value for name, value in whole(kept).items()}
+    before |= {f"a kept {name}": value for name, value in before.items() if "mean" in name}
+    return [name for name, value in before.items() if not torch.equal(value, after[name])]
+
+
+@pytest.mark.parametrize("at", ["exchange", "publish"])
+def test_an_interrupt_leaves_weights_and_means_as_they_are(ranks, at):
+    assert ranks.run(interrupted, (2, 2), at=at) == [[]] * 4
 
 
 def saved(mesh: Any, path: str) -> dict[str, torch.Tensor]:

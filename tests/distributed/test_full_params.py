@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
 import torch
+import torch.nn as nn
 from models import make_gpt
-from scenario import Session, check, language_loss
+from refusals import rank_of, ready
+from scenario import Session, blocks_of, check, language_loss
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from training import AHEAD, FAR_AHEAD, KEPT, KEPT_NO_COPY, NO_COPY, ON_DEMAND
+from training import AHEAD, FAR_AHEAD, KEPT, KEPT_NO_COPY, NO_COPY, ON_DEMAND, REPLICATED, weights_of
 
 import dmuon
 
+Units = Callable[[nn.Module], Sequence[nn.Module]]
+PLAIN = None  # no fully_shard
 
-def edited_weights(s: Session) -> None:
+
+def edited_weights(s: Session, units: Units | None) -> None:
     """full_params(writeback=True) in the middle of training."""
-    s.start(make_gpt(depth=2))
+    s.start(make_gpt(depth=2), units)
     s.train(0)
     with s.full(), torch.no_grad():
         s.model.blocks[0].up.weight.mul_(0.5)
@@ -28,9 +33,12 @@ def edited_weights(s: Session) -> None:
     s.train(1)
 
 
-@pytest.mark.parametrize(("mesh", "schedule"), [((2, 2), KEPT), ((4,), ON_DEMAND)])
-def test_weights_edited_inside_full_params_are_kept(ranks, mesh, schedule):
-    check(ranks, edited_weights, mesh, schedule=schedule)
+@pytest.mark.parametrize(
+    ("mesh", "schedule", "units"),
+    [((2, 2), KEPT, blocks_of), ((4,), ON_DEMAND, blocks_of), ((2, 2), REPLICATED, PLAIN), ((1,), KEPT, PLAIN)],
+)
+def test_weights_edited_inside_full_params_are_kept(ranks, mesh, schedule, units):
+    check(ranks, edited_weights, mesh, schedule=schedule, units=units)
 
 
 def loaded_weights(s: Session) -> None:
@@ -45,23 +53,21 @@ def test_a_state_dict_loads_inside_full_params(ranks):
     check(ranks, loaded_weights, schedule=NO_COPY)
 
 
-def untouched_by_reading(s: Session) -> None:
-    """full_params without write-back, left by an error too, changes nothing, gradients included."""
-    s.start(make_gpt(depth=2))
+def untouched_by_reading(s: Session, units: Units | None) -> None:
+    """full_params without write-back, left by an error or interrupt too, changes nothing, gradients included."""
+    s.start(make_gpt(depth=2), units)
     s.train(0)
     s.backward(language_loss(1, s.size), scale=0.5)
     if not s.reference:
         names = [n for n, _ in s.model.named_parameters()]
         kinds = [type(p) for p in s.model.parameters()]
-        for writeback in (False, True):
-            try:
-                with dmuon.full_params(s.model, writeback=writeback), torch.no_grad():
-                    s.notes.append(all(p.shape.numel() for p in s.model.parameters()))
-                    for p in s.model.parameters():
-                        p.zero_()
-                    raise KeyError("stop")
-            except KeyError:
-                pass
+        for writeback, stop in ((False, None), (False, KeyError), (True, KeyError), (True, KeyboardInterrupt)):
+            with suppress(stop or ()), dmuon.full_params(s.model, writeback=writeback), torch.no_grad():
+                s.notes.append(all(p.shape.numel() for p in s.model.parameters()))
+                for p in s.model.parameters():
+                    p.zero_()
+                if stop is not None:
+                    raise stop
         with dmuon.full_params(s.model):
             state = s.model.state_dict()
             s.notes.append(list(state) == names and all(type(v) is torch.Tensor for v in state.values()))
@@ -70,9 +76,30 @@ def untouched_by_reading(s: Session) -> None:
     s.step()
 
 
-def test_full_params_without_write_back_leaves_everything(ranks):
-    *notes, _ = check(ranks, untouched_by_reading, schedule=KEPT_NO_COPY)
-    assert notes == [[True, True, True, True]] * 4
+@pytest.mark.parametrize(
+    ("mesh", "schedule", "units"),
+    [((2, 2), KEPT_NO_COPY, blocks_of), ((4,), REPLICATED, PLAIN), ((1,), KEPT, blocks_of), ((1,), KEPT, PLAIN)],
+)
+def test_full_params_without_write_back_leaves_everything(ranks, mesh, schedule, units):
+    *notes, _ = check(ranks, untouched_by_reading, mesh, schedule=schedule, units=units)
+    assert notes == [[True] * 6] * len(notes)
+
+
+def left_by_one_rank(mesh: Any) -> str:
+    """Rank 1 alone is interrupted where all are about to write back."""
+    model, opt = ready(mesh)
+    with pytest.raises(BaseException) as left, dmuon.full_params(model, writeback=True), torch.no_grad():
+        model.head.weight.zero_()
+        if rank_of(mesh) == 1:
+            raise KeyboardInterrupt
+    opt.step()
+    assert weights_of(model)["head.weight"].all()
+    return f"{left.type.__name__}: {left.value}"
+
+
+def test_all_ranks_hear_of_an_interrupt(ranks):
+    heard = "ValueError: KeyboardInterrupt:  (on rank 1)"
+    assert ranks.run(left_by_one_rank, (2, 2)) == [heard, "KeyboardInterrupt: ", heard, heard]
 
 
 def verified(mesh: Any, steps: int, schedule: dict[str, Any]) -> tuple[float, float, float, bool]:

@@ -165,8 +165,9 @@ WRITTEN = "full_params: ranks differ. Expected: inside of writeback=True the sam
 
 @refused(WRITTEN, "Rank 0 has: 'blocks.0.out.weight' of values with checksum", name="blocks.0.out.weight")
 @refused(WRITTEN, "Rank 0 has: 'blocks.1.norm.weight' of values with checksum", name="blocks.1.norm.weight")
-def written_back_unlike(mesh: Any, name: str) -> None:
-    model = with_gradients(mesh)[0]
+@refused(WRITTEN, "Rank 0 has: 'blocks.1.norm.weight' of values with checksum", name="blocks.1.norm.weight", fsdp=False)
+def written_back_unlike(mesh: Any, name: str, fsdp: bool = True) -> None:
+    model = with_gradients(mesh, fsdp)[0]
     with dmuon.full_params(model, writeback=True), torch.no_grad():
         if rank_of(mesh) == 0:
             model.get_parameter(name).add_(1.0)

@@ -11,11 +11,11 @@ import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
 from dmuon._running.runtime import Runtime, runtime_of
-from dmuon._setup.agreement import agreement
+from dmuon._setup.agreement import ENDS, agreement
 from dmuon._setup.attributes import give_attributes
 from dmuon._setup.checksum import checksum
 from dmuon._setup.place import clean_name, joined
-from dmuon._setup.slices import cut_as
+from dmuon._setup.slices import cut_like, local_part
 
 
 @contextmanager
@@ -23,8 +23,8 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     """Makes every parameter of `model` whole on every rank: a plain nn.Parameter with the master's values.
 
     Collective over the mesh on entry and exit. `state_dict()` and `load_state_dict()` work inside, a forward does not.
-    Owned matrices have their original dtype, cast from the fp32 master. Every rank needs memory for the whole model and
-    one parameter more. To get a whole model on rank 0 alone, call
+    Owned matrices have their original dtype, cast from the fp32 master; all others are copies. Every rank needs memory
+    for the whole model and one parameter more. To get a whole model on rank 0 alone, call
     `torch.distributed.checkpoint.state_dict.get_model_state_dict` with `full_state_dict` and `cpu_offload`.
 
     Args:
@@ -44,14 +44,14 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     runtime.meet("full_params")
     with agreement(runtime.ranks, "full_params") as facts:
         facts.append(f"writeback={bool(writeback)}")
-    swapped = _sharded_places(model)
+    swapped = _other_places(model)
     names = [_name_of(model, module, attribute) for module, attribute, _ in swapped] if writeback else []
     wholes = [
         nn.Parameter(runtime.gathered(index, "master").to(placeholder.dtype), placeholder.requires_grad)
         for index, placeholder in enumerate(runtime.placeholders)
     ]
-    shards = {id(p): nn.Parameter(p.full_tensor().detach(), p.requires_grad) for _, _, p in swapped}
-    for held, whole in (*zip(runtime.placeholders, wholes, strict=True), *((p, shards[id(p)]) for _, _, p in swapped)):
+    others = {id(p): nn.Parameter(_copy_of(p), p.requires_grad) for _, _, p in swapped}
+    for held, whole in (*zip(runtime.placeholders, wholes, strict=True), *((p, others[id(p)]) for _, _, p in swapped)):
         give_attributes(whole, vars(held))
     hooks = _suspend_load_hooks([module for module, _, _ in swapped])
     runtime.whole, runtime.writes_back = True, bool(writeback)
@@ -60,12 +60,12 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
             for place in leaf.places:
                 place.show_whole(whole)
         for module, attribute, parameter in swapped:
-            module._parameters[attribute] = shards[id(parameter)]
+            module._parameters[attribute] = others[id(parameter)]
         try:
             yield
-        except Exception as error:
+        except ENDS as error:
             if writeback:  # the other ranks are about to write back and must not
-                with suppress(ValueError), agreement(runtime.ranks, "full_params"):
+                with suppress(*ENDS), agreement(runtime.ranks, "full_params"):
                     raise error
             raise
         if writeback:
@@ -95,14 +95,20 @@ def _suspend_load_hooks(modules: list[nn.Module]) -> list[tuple[dict[int, Any], 
     return taken
 
 
-def _sharded_places(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
+def _other_places(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
+    """Returns module, name and parameter of all that is not owned. Parameters of other classes stay in place."""
     # Any: no type describes a DTensor that is an nn.Parameter.
     return [
         (module, attribute, parameter)
         for module in model.modules()
         for attribute, parameter in module._parameters.items()
-        if isinstance(parameter, DTensor)
+        if isinstance(parameter, DTensor) or type(parameter) is nn.Parameter
     ]
+
+
+def _copy_of(parameter: torch.Tensor) -> torch.Tensor:
+    detached = parameter.detach()
+    return (detached.full_tensor() if isinstance(detached, DTensor) else detached).clone()
 
 
 def _name_of(model: nn.Module, holder: nn.Module, attribute: str) -> str:
@@ -136,7 +142,7 @@ def _write_back(runtime: Runtime, swapped: list[tuple[nn.Module, str, Any]], nam
             runtime.shards.without_values.discard(index)
     runtime.publish()
     for (_, _, parameter), whole in zip(swapped, wholes, strict=True):
-        parameter.to_local().copy_(cut_as(whole, parameter))
+        local_part(parameter).copy_(local_part(cut_like(whole, parameter)))
 
 
 def _current(module: nn.Module, attribute: str, name: str, shape: torch.Size) -> torch.Tensor:

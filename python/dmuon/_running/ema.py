@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -93,27 +94,28 @@ class Ema:
         weights = [weight.clone() for _, weight in self._local()]
         hooks = [module.register_state_dict_post_hook(_give_copies) for module in runtime.model.modules()]
         runtime.set_averaged(True)
-        self._exchange_masters()
-        with torch.no_grad():
-            for mean, weight in self._local():
-                weight.copy_(mean)
-        runtime.publish()
+        exchanged: list[None] = []  # one for each master
         try:
+            self._exchange_masters(self._owned(), exchanged)
+            with torch.no_grad():
+                for mean, weight in self._local():
+                    weight.copy_(mean)
+            runtime.publish()
             yield
         finally:
             runtime.meet("the end of Ema.applied()")
-            self._exchange_masters()
+            self._exchange_masters(itertools.islice(self._owned(), len(exchanged)), [])  # an interrupt ends the first
             with torch.no_grad():
                 for (_, weight), own in zip(self._local(), weights, strict=True):
                     weight.copy_(own)
             for hook in hooks:
                 hook.remove()
-            runtime.set_averaged(False)
             runtime.publish()
+            runtime.set_averaged(False)
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """Returns the mean in fp32 by the names of the parameters, cut like `model.state_dict()`. Collective.
+        """Returns a copy of the mean in fp32 by the names of the parameters, cut like `model.state_dict()`. Collective.
 
         Raises:
             ValueError: the call is inside `applied`, or ranks have come to different calls.
@@ -122,7 +124,8 @@ class Ema:
         self._runtime.meet("Ema.state_dict()")
         leaves = self._runtime.leaves
         means = self._runtime.shards.read(range(len(leaves)), self._name, torch.float32)
-        weights = {**{leaf.name: mean for leaf, mean in zip(leaves, means, strict=True)}, **self._means}
+        owned = {leaf.name: mean for leaf, mean in zip(leaves, means, strict=True)}
+        weights = {**owned, **{name: mean.clone() for name, mean in self._means.items()}}
         return {"decay": self.decay, "num_updates": self.num_updates, "weights": weights}
 
     @torch.no_grad()
@@ -180,12 +183,13 @@ class Ema:
             yield local_part(self._means[name]), local_part(parameter)
 
     @torch.no_grad()
-    def _exchange_masters(self) -> None:
+    def _exchange_masters(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], exchanged: list[None]) -> None:
         self._runtime.engine.drain()  # publications read masters
-        for mean, master in self._owned():
+        for mean, master in pairs:
             old = master.clone()
             master.copy_(mean)
             mean.copy_(old)
+            exchanged.append(None)
 
 
 def _give_copies(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

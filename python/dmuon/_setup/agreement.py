@@ -21,6 +21,9 @@ from dmuon._setup.ranks import Ranks
 
 T = TypeVar("T")
 
+# What a program may raise where all ranks must hear of it.
+ENDS = (Exception, KeyboardInterrupt, SystemExit)
+
 
 @contextlib.contextmanager
 def agreement(
@@ -30,7 +33,8 @@ def agreement(
 
     The block adds facts to a list, one line each, which must be equal on every rank. The block must not wait for
     another rank, because a rank that raises goes straight to the end. A rank raises its own error if it has one, else
-    the error of the first rank that has one, with that rank's number. Other errors become the cause of a ValueError.
+    the error of the first rank that has one, with that rank's number. Other exceptions become the cause of a
+    ValueError; an interrupt or exit stays one.
 
         with agreement(ranks, "Muon") as facts:
             check(options)
@@ -42,10 +46,10 @@ def agreement(
         expected: named in the message if facts differ.
     """
     facts: list[str] = []
-    error: Exception | None = None
+    error: BaseException | None = None
     try:
         yield facts
-    except Exception as raised:  # of any kind: the other ranks must raise it too
+    except ENDS as raised:  # of any kind: the other ranks must raise it too
         error = raised
     digest = hashlib.sha256("\n".join(facts).encode()).digest()
     words = [word for (word,) in struct.iter_unpack("<I", digest)]
@@ -54,7 +58,7 @@ def agreement(
         _raise_difference(ranks, function, expected, facts)
 
 
-def largest_unless(ranks: Ranks, error: Exception | None, numbers: Sequence[float]) -> list[float]:
+def largest_unless(ranks: Ranks, error: BaseException | None, numbers: Sequence[float]) -> list[float]:
     """Returns `largest`. If a rank has an error, all ranks raise instead, as `agreement` does. Collective."""
     minus_first, *found = largest(ranks, [-ranks.size if error is None else -ranks.owner, *numbers])
     first = -int(minus_first)
@@ -63,7 +67,7 @@ def largest_unless(ranks: Ranks, error: Exception | None, numbers: Sequence[floa
     theirs = from_owner(ranks, first, None if error is None else described(error))
     if error is None:
         raise ValueError(f"{theirs} (on rank {ranks.everyone[first]})")
-    if isinstance(error, ValueError):
+    if isinstance(error, ValueError) or not isinstance(error, Exception):
         raise error
     raise ValueError(described(error)) from error
 
@@ -132,6 +136,6 @@ def all_gather(ranks: Ranks, value: T) -> list[T]:
     return [by_rank[rank] for rank in ranks.everyone]
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """Returns the message of an error for all ranks. A ValueError, which is ours, needs no class name."""
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
