@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import re
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -13,8 +15,8 @@ import torch.nn as nn
 from models import batch, loss_of, make_gpt
 from pool import RankFailed
 from refusals import REFUSED, Refusals, expect_refusal, rank_of, ready
-from scenario import Session, check, language_loss
-from training import AHEAD, FAR_AHEAD, KEPT, NO_COPY, ON_DEMAND
+from scenario import Session, blocks_of, check, language_loss
+from training import AHEAD, FAR_AHEAD, KEPT, NO_COPY, ON_DEMAND, REPLICATED
 
 import dmuon
 
@@ -100,6 +102,43 @@ def unknown_state(mesh: Any) -> None:
 @pytest.mark.parametrize(REFUSED, refused)
 def test_what_is_lost_is_refused(ranks, program, options, words):
     expect_refusal(ranks, program, options, words)
+
+
+def after_a_change(s: Session, units: Any, change: str) -> None:
+    """A backward of a forward that had other weights is refused. A mean that has come and gone changes none."""
+    s.start(make_gpt(depth=2), units)
+    s.train(0)
+    of_earlier = None if s.reference else language_loss(1, s.size)(s.model, s.rank)
+    if change == "step":
+        s.train(2)
+    elif change == "write":
+        with s.full():
+            pass
+    elif not s.reference and change == "load":
+        s.model.load_state_dict(copy.deepcopy(s.model.state_dict()))
+    elif not s.reference:
+        with dmuon.Ema(s.model).applied(), torch.no_grad():
+            s.model(batch(3))
+    if change == "mean":
+        s.backward(language_loss(1, s.size)) if of_earlier is None else of_earlier.backward()
+        s.step()
+    elif of_earlier is not None:
+        with pytest.raises(ValueError, match=r"a backward through '.*', whose weights have changed since the forward"):
+            of_earlier.backward()
+        s.opt.zero_grad()
+    s.train(4)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "schedule", "units", "change"),
+    [
+        ((2, 2), REPLICATED, None, "step"),  # torch itself refuses the others, for AdamW's parameters
+        *itertools.product([(2, 2)], [AHEAD], [blocks_of], ["step", "write", "load", "mean"]),
+        *itertools.product([(4,)], [KEPT], [blocks_of], ["step", "mean"]),
+    ],
+)
+def test_weights_of_a_forward_are_those_of_its_backward(ranks, mesh, schedule, units, change):
+    check(ranks, after_a_change, mesh, schedule=schedule, units=units, change=change)
 
 
 def alone(mesh: Any) -> None:

@@ -34,14 +34,14 @@ def iter_full_params(model: nn.Module) -> Iterator[Named]:
     runtime = runtime_of(model, "iter_full_params")
     runtime.refuse_inside_full_params("iter_full_params()")
     runtime.meet("iter_full_params()")
-    return _of_one_version(runtime, _weights(runtime, model), runtime.num_changes)
+    return _of_one_version(runtime, _weights(runtime, model), (runtime.version, runtime.num_taken_back))
 
 
-def _of_one_version(runtime: Runtime, weights: Iterator[Named], num_changes: int) -> Iterator[Named]:
-    """Yields the weights. Raises if they have changed since `num_changes`, so that nobody mixes two versions."""
+def _of_one_version(runtime: Runtime, weights: Iterator[Named], first: tuple[int, int]) -> Iterator[Named]:
+    """Yields the weights. Raises if their version is not the first one, so that nobody mixes two."""
     while True:
         runtime.refuse_inside_full_params("a turn of iter_full_params()")
-        if runtime.num_changes != num_changes:
+        if (runtime.version, runtime.num_taken_back) != first:
             raise ValueError(
                 "dmuon.iter_full_params: the weights have changed between two turns, by a step, a load or a write. "
                 "Expected: all turns before the change, or a new iter_full_params(model) after it."

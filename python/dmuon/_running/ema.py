@@ -93,6 +93,7 @@ class Ema:
         runtime.meet("Ema.applied()")
         weights = [weight.clone() for _, weight in self._local()]
         hooks = [module.register_state_dict_post_hook(_give_copies) for module in runtime.model.modules()]
+        version = runtime.version
         runtime.set_averaged(True)
         exchanged: list[None] = []  # one for each master
         try:
@@ -111,6 +112,7 @@ class Ema:
             for hook in hooks:
                 hook.remove()
             runtime.publish()
+            runtime.version = version  # the weights are those of before
             runtime.set_averaged(False)
 
     @torch.no_grad()

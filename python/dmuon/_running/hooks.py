@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -129,11 +131,12 @@ class _Calls:
         outputs = tensors_requiring_grad(output)
         # Before any Python hook: all of a tensor's Python hooks, FSDP2's too, run in the place of its first one.
         runtime.engine.watch_outputs(index, outputs, *call)
-        for tensor in outputs if runtime.units[index].leaves and not self._reader else ():
-            tensor.register_hook(self._show_weights)
+        enters = functools.partial(self._enter_backward, runtime.version)
+        for tensor in outputs if runtime.units[index].leaves else ():
+            tensor.register_hook(enters)
         for tensor in outputs:
             if (base := _changeable_base(tensor)) is not None:
-                self._hook_base(module, tensor, base)
+                self._hook_base(module, tensor, base, enters)
 
     def _read_in_backward(self, output: Any) -> None:
         """Has the weights there when the backward begins of the call in which a reader was found.
@@ -150,7 +153,9 @@ class _Calls:
         for tensor in tensors_requiring_grad(output) if torch.is_grad_enabled() else ():
             tensor.register_hook(read)
 
-    def _hook_base(self, module: nn.Module, output: torch.Tensor, base: torch.Tensor) -> None:
+    def _hook_base(
+        self, module: nn.Module, output: torch.Tensor, base: torch.Tensor, enters: Callable[[torch.Tensor], None]
+    ) -> None:
         """Does at the base what the hooks on its view do, FSDP2's too, if the backward has skipped these."""
         last = -1  # backward that came to the view
 
@@ -163,8 +168,8 @@ class _Calls:
                 return
             if isinstance(module, FSDPModule):
                 module._get_fsdp_state()._pre_backward(gradient)
-            if self._runtime.units[self._index].leaves and not self._reader:
-                self._show_weights(gradient)
+            if self._runtime.units[self._index].leaves:
+                enters(gradient)
 
         output.register_hook(at_view)
         base.register_hook(at_base)
@@ -177,9 +182,18 @@ class _Calls:
         self._runtime.weights[self._index].end_call_in_backward(self._reader)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _show_weights(self, gradient: torch.Tensor) -> None:
-        self._runtime.refuse_inside_full_params("a backward")
-        self._runtime.weights[self._index].show_weights()
+    def _enter_backward(self, version: int, gradient: torch.Tensor) -> None:
+        """Shows the weights. Raises ValueError if the call's forward had weights of another version."""
+        runtime = self._runtime
+        runtime.refuse_inside_full_params("a backward")
+        if runtime.version != version:
+            raise ValueError(
+                f"dmuon: a backward through '{runtime.units[self._index].label}', whose weights have changed since the "
+                "forward, by a step, a load or a write. Its gradients would be of neither weights. Expected: all "
+                "backwards of a forward before the change, or a new forward after it."
+            )
+        if not self._reader:
+            runtime.weights[self._index].show_weights()
 
 
 def _dtype_of_autocast(runtime: Runtime, index: int) -> torch.dtype | None:

@@ -277,7 +277,7 @@ class Muon(torch.optim.Optimizer):
         for module in runtime.fsdp_modules:
             module.reshard()
         runtime.engine.end_step()
-        runtime.num_changes += 1
+        runtime.renew_version()
         runtime.step_agreement.end_step()
         self._ungrouped.warn(self.param_groups)
         return loss

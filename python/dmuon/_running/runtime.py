@@ -5,6 +5,7 @@ Longer than other files because all calls of a model go through this one object,
 
 from __future__ import annotations
 
+import itertools
 import os
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping
@@ -68,7 +69,9 @@ class Runtime:
         self.is_averaged = self.offloaded = False  # inside Ema.applied; after offload
         self._process = os.getpid()
         self.last_met: int | None = None  # leaf, by an operation in the forward that runs
-        self.num_changes = 0  # of the weights: by steps, loads and writes
+        self.version = 0  # of the weights: another number after each step, load and write
+        self._versions = itertools.count(1)
+        self.num_taken_back = 0  # changes of weights by modules, in forwards
         self.num_means = 0  # Emas that were made
         self.no_sync_depth = 0
         self.fsdp_modules = fsdp_modules(model)
@@ -222,7 +225,7 @@ class Runtime:
         weights = self.readers[index].weights.items()
         whole = [w for leaf, w in weights if self.leaves[leaf].num_columns == 1 and self.leaves[leaf].cut is None]
         checksums = [checksum(local_part(weight)).cpu() for weight in whole]
-        self.num_changes += 1
+        self.num_taken_back += 1
         self.engine.take_back(index, int(checksum(torch.stack(checksums))) if checksums else 0)
 
     def begin_forward(self) -> None:
@@ -258,8 +261,12 @@ class Runtime:
 
     def publish(self) -> None:
         """Makes units see the masters that were written."""
-        self.num_changes += 1
+        self.renew_version()
         self.engine.publish()
+
+    def renew_version(self) -> None:
+        """Notes that weights are others from now on."""
+        self.version = next(self._versions)
 
     def refuse_inside_full_params(self, what: str) -> None:
         """Raises ValueError while every weight is whole, or offloaded."""
