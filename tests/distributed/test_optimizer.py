@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
+from contextlib import nullcontext, suppress
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.nn as nn
+from dmuon._running.adamw import InnerAdamW
 from models import make_gpt
 from scenario import Session, check, language_loss
 from training import AHEAD, FAR_AHEAD, KEPT, LR, NO_COPY, ON_DEMAND
@@ -293,3 +297,29 @@ def test_torchs_schedules_to_0_run_to_their_end():
         seen.append(min(group["lr"] for group in opt.param_groups))
         scheduler.step()
     assert seen[-1] == pytest.approx(0.0, abs=1e-17)
+
+
+def torn(s: Session, on: tuple[int, ...]) -> None:
+    """A step is interrupted between matrices and AdamW's parameters, on some ranks. A load makes it good."""
+    s.start(make_gpt(depth=2))
+    s.train(0)
+    if not s.reference:
+        kept = copy.deepcopy((s.model.state_dict(), s.opt.state_dict()))
+        s.backward(language_loss(1, s.size))
+        interrupt = patch.object(InnerAdamW, "step", side_effect=KeyboardInterrupt)
+        with interrupt if s.rank in on else nullcontext(), suppress(KeyboardInterrupt):
+            s.opt.step()
+        for _ in range(2):
+            s.opt.zero_grad()
+            s.backward(language_loss(1, s.size))
+            with pytest.raises(ValueError, match="the last step was interrupted, so some"):
+                s.opt.step()
+        s.opt.zero_grad()
+        s.model.load_state_dict(kept[0])
+        s.opt.load_state_dict(kept[1])
+    s.train(2)
+
+
+@pytest.mark.parametrize("on", [(1,), (0, 1, 2, 3)])
+def test_a_step_that_was_interrupted_is_not_gone_on_with(ranks, on):
+    check(ranks, torn, schedule=AHEAD, on=on)

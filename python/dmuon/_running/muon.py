@@ -268,17 +268,21 @@ class Muon(torch.optim.Optimizer):
             _C.begin_update_stats(runtime.engine)
         after = runtime.step_agreement.after_step
         row_factors = after.row_factors(verdict.maxima, finite) if after else {}
-        _C.muon_step(runtime.engine, groups, group_of, finite, runtime.graphs, row_factors)
-        self._adamw.step(self._adamw_groups(), self.state, finite)
-        if after:
-            after.scale_others()
-        self._skipped.add(finite)
-        # After a forward without a backward FSDP2 would still compute with the old weights that it gathered.
-        for module in runtime.fsdp_modules:
-            module.reshard()
-        runtime.engine.end_step()
-        runtime.renew_version()
-        runtime.step_agreement.end_step()
+        runtime.step_agreement.is_torn = True
+        try:
+            _C.muon_step(runtime.engine, groups, group_of, finite, runtime.graphs, row_factors)
+            self._adamw.step(self._adamw_groups(), self.state, finite)
+            if after:
+                after.scale_others()
+            self._skipped.add(finite)
+            runtime.step_agreement.is_torn = False
+        finally:  # gradients are used up, also if an interrupt comes
+            # After a forward without a backward FSDP2 would still compute with the old weights that it gathered.
+            for module in runtime.fsdp_modules:
+                module.reshard()
+            runtime.engine.end_step()
+            runtime.renew_version()
+            runtime.step_agreement.end_step()
         self._ungrouped.warn(self.param_groups)
         return loss
 
@@ -401,6 +405,7 @@ class Muon(torch.optim.Optimizer):
         state_dict, loaded = checked_state(self, state_dict, hooks.values(), runtime, self._leaf_of)
         # At once: nothing that may raise on some ranks alone comes between the check and the collective calls.
         write_state(runtime, loaded)
+        runtime.step_agreement.is_torn = False
         owned = self._owned_states()
         self._optimizer_load_state_dict_pre_hooks = OrderedDict()  # they have run
         try:

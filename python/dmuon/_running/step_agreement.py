@@ -31,6 +31,10 @@ _LOST = (
     "dmuon: clip or step: a backward has raised, so gradients are lost. Expected: optimizer.zero_grad() after it, then "
     "all micro-steps of the step."
 )
+_TORN = (
+    "dmuon: clip or step: the last step was interrupted, so some parameters may have its update and others not. "
+    "Expected: load_state_dict of the model and of the optimizer, or a new process that loads a checkpoint."
+)
 _NO_MORE = (
     "dmuon: clip or step: a backward has raised, after which FSDP2 gives no gradients to the parameters of '{}' and "
     "others with this PyTorch. Expected: a new process that loads a checkpoint."
@@ -59,6 +63,7 @@ class StepAgreement:
     copies: Copies = dataclasses.field(init=False)
     plain: PlainGradients = dataclasses.field(init=False)
     after_step: AfterStep | None = dataclasses.field(default=None, init=False)
+    is_torn: bool = dataclasses.field(default=False, init=False)  # a step has begun to change weights, and not ended
     had_open_gradients: bool = dataclasses.field(default=False, init=False)  # on any rank before the last message
     changed: Counter[str] = dataclasses.field(default_factory=Counter, init=False)  # of gradients, since the message
     removed: dict[Any, frozenset[str]] = dataclasses.field(default_factory=dict, init=False)  # see removed_states
@@ -90,7 +95,9 @@ class StepAgreement:
         self._owned_norms = None
         self.plain.made.clear()
         self.end_failed_backward(in_step=True)
-        problem = problem or self._lost or self._problem()
+        if self.is_torn:
+            self.engine.forget_verdict()  # else other ranks would get no message
+        problem = problem or (_TORN if self.is_torn else self._lost) or self._problem()
         if self.host_misses_partial_sums():
             raise ValueError(
                 "dmuon: clip or step after a backward under no_sync: FSDP2's gradients have not been summed over the "
