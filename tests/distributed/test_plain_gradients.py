@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -76,6 +77,23 @@ def test_gradients_of_no_sync_are_averaged_before_they_are_used(ranks, mesh, sch
     *notes, expected = check(ranks, held_back, mesh, schedule=schedule, to_the_end=to_the_end)
     for norms in notes:
         assert norms == pytest.approx(expected, rel=1e-4)
+
+
+def zeroed(s: Session) -> None:
+    """Gradients of no_sync become zeros, of which torch's clipping has the norm."""
+    s.start(make_gpt(depth=2), units=None)
+    s.train(0)
+    with nullcontext() if s.reference else dmuon.no_sync(s.model):
+        s.backward(language_loss(1, s.size))
+    s.opt.zero_grad(set_to_none=False)
+    s.notes.append(float(nn.utils.clip_grad_norm_(s.model.parameters(), 1.0)))
+    s.train(2)
+
+
+@pytest.mark.parametrize(("mesh", "schedule"), MESHES)
+def test_zeros_are_averaged_already(ranks, mesh, schedule):
+    *notes, expected = check(ranks, zeroed, mesh, schedule=schedule)
+    assert notes == [expected] * len(notes) == [[0.0]] * len(notes)
 
 
 def beside_the_model(s: Session, clips_before: bool) -> None:

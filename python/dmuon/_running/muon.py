@@ -335,6 +335,8 @@ class Muon(torch.optim.Optimizer):
                 else:
                     parameter.grad.detach_()
                     parameter.grad.zero_()
+        if not set_to_none:
+            runtime.step_agreement.plain.note_zeros()
 
     # ---- figures ----
 

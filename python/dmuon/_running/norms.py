@@ -25,7 +25,7 @@ def grad_norms(model: nn.Module) -> dict[str, torch.Tensor]:
         model: a model with dmuon.Muon.
 
     Returns:
-        0-dimensional fp32 tensors, equal on every rank; 0 if no rank had a gradient.
+        0-dimensional fp32 tensors, equal on every rank; 0 if no rank had a gradient, inf also for NaN.
 
     Raises:
         ValueError: the model has no dmuon.Muon yet. Or, on every rank, an error of `clip_grad_norm_`.
