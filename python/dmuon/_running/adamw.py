@@ -94,8 +94,8 @@ def _may_fuse(parameter: torch.Tensor, state: Any) -> bool:
     """
     if parameter.grad is None or "exp_avg" not in (of_parameter := state.get(parameter, ())):
         return True
-    strides: tuple[int, ...] = parameter.stride()
-    return parameter.grad.stride() == strides == of_parameter["exp_avg"].stride()
+    strides = parameter.stride()
+    return bool(parameter.grad.stride() == strides == of_parameter["exp_avg"].stride())
 
 
 def _device_of_step(group: dict[str, Any], parameter: torch.Tensor) -> torch.device:
