@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from weakref import WeakSet
 
 import pytest
 from dmuon._setup import groups
@@ -31,7 +32,7 @@ class Healthy(Stuck):
 
 
 def shared_by(mesh):
-    return groups._Shared(mesh, groups=(), ranks=None, others=[])
+    return groups._Shared(mesh, groups=(), ranks=None, others=[], models=WeakSet())
 
 
 def test_several_failed_meshes_have_no_more_time_than_one(monkeypatch, caplog):

@@ -115,7 +115,7 @@ class Runtime:
         sizes = [list(leaf.shape) for leaf in self.leaves]
         is_parallel = self.ranks.tensor_parallel > 1
         cuts = [None if leaf.cut is None else _C.Cut(*leaf.cut) for leaf in self.leaves if is_parallel]
-        return _C.Engine(options, engine_groups(self.ranks), self.plan.native, units, sizes, cuts)
+        return _C.Engine(options, engine_groups(self.ranks, self), self.plan.native, units, sizes, cuts)
 
     def _make_placeholders(self, meta_start: MetaStart | None) -> list[nn.Parameter]:
         placeholders, gradients = [], []

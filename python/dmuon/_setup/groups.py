@@ -9,8 +9,9 @@ import logging
 import math
 import os
 import time
+import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -41,6 +42,7 @@ class _Shared(NamedTuple):
     groups: tuple[dist.ProcessGroup | None, ...]
     ranks: Ranks
     others: list[dist.ProcessGroup]  # that `mesh` knows of, in which a host may wait outside of the engine
+    models: weakref.WeakSet[Any]  # that live
 
     def add_others(self, ranks: Ranks) -> None:
         """Adds those of another DeviceMesh over the same ranks, and those that were made since."""
@@ -118,10 +120,14 @@ def process_groups(ranks: Ranks) -> tuple[dist.ProcessGroup | None, ...]:
     return row_group(ranks), column_group(ranks), _column_down_group(ranks), slices_group(ranks), *host, everyone
 
 
-def engine_groups(ranks: Ranks) -> _C.SharedMesh:
-    """Returns what models on one mesh share. Waits for no rank once `process_groups` was called."""
+def engine_groups(ranks: Ranks, model: Any) -> _C.SharedMesh:
+    """Returns what models on one mesh share. Waits for no rank once `process_groups` was called.
+
+    A rank alone sends nothing, so its models share nothing, and threads may train one each.
+    """
     groups = row, column, down, slices, host_row, host_column, host_slices, everyone = process_groups(ranks)
-    key = _engine_key(ranks)
+    _drop_unused()
+    key = _engine_key(ranks) if ranks.size > 1 else (id(model),)
     if key not in _engine_groups:
 
         def over(
@@ -146,9 +152,20 @@ def engine_groups(ranks: Ranks) -> _C.SharedMesh:
             if ranks.tensor_parallel > 1
             else None,
         )
-        _engine_groups[key] = _Shared(made, groups, ranks, [])
+        _engine_groups[key] = _Shared(made, groups, ranks, [], weakref.WeakSet())
     _engine_groups[key].add_others(ranks)
+    _engine_groups[key].models.add(model)
     return _engine_groups[key].mesh
+
+
+def _drop_unused() -> None:
+    """Drops groups that were destroyed, between two runs in one process, and meshes that no model can use again."""
+    for name in [name for name, group in _groups.items() if not is_usable(group)]:
+        del _groups[name]
+    for key, shared in [*_engine_groups.items()]:
+        groups = [group for group in shared.groups if group is not None]
+        if not shared.models and not (groups and all(map(is_usable, groups))):
+            del _engine_groups[key]
 
 
 def _engine_key(ranks: Ranks) -> tuple[int, ...]:

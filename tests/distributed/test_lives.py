@@ -1,0 +1,73 @@
+"""Models that threads train, and trainings that follow each other in one process."""
+
+from __future__ import annotations
+
+import gc
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from models import batch, loss_of, make_gpt
+from pool import end_workers, start_workers
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import dmuon
+
+STEPS = 40
+
+
+def weights_after_training(model: nn.Module) -> torch.Tensor:
+    dmuon.dedicate_params(model, costs="modelled")
+    opt = dmuon.Muon(model, ns_dtype=torch.float32)
+    for step in range(STEPS):
+        loss_of(model, batch(step)).backward()
+        opt.step()
+        opt.zero_grad()
+    with dmuon.full_params(model):
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_threads_may_train_one_model_each():
+    expected = [weights_after_training(make_gpt(seed, depth=2)) for seed in range(2)]
+    models = [make_gpt(seed, depth=2) for seed in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        found = [*threads.map(weights_after_training, models)]
+    assert all(map(torch.equal, found, expected))
+
+
+def cycles(rank: int, path: str, connection: Any) -> None:
+    """Begins and ends a world again and again. Sends this process's numbers of threads and open files in each."""
+    counts = []
+    torch.set_num_threads(1)
+    for cycle in range(4):
+        store = dist.FileStore(f"{path}{cycle}", 2)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        mesh = init_device_mesh("cpu", (2,))
+        model = make_gpt(depth=1)
+        dmuon.dedicate_params(model, mesh, costs="modelled")
+        fully_shard(model, mesh=mesh)
+        opt = dmuon.Muon(model)
+        loss_of(model, batch(rank)).backward()
+        opt.step()
+        del model, opt, mesh
+        gc.collect()
+        dist.destroy_process_group()
+        counts.append([len(os.listdir(f"/proc/self/{of}")) for of in ("task", "fd")])
+    connection.send(counts)
+
+
+@pytest.mark.cpu("its groups are gloo's")
+def test_a_world_that_was_destroyed_keeps_no_threads_and_files(tmp_path):
+    workers = start_workers(cycles, 2, str(tmp_path / "store"))
+    try:
+        for _, connection in workers:
+            assert connection.poll(60), "a rank hangs"
+            _, second, third, last = connection.recv()  # the next cycle drops what the last one has left
+            assert second == third == last
+    finally:
+        end_workers(workers)
