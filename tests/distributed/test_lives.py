@@ -71,3 +71,28 @@ def test_a_world_that_was_destroyed_keeps_no_threads_and_files(tmp_path):
             assert second == third == last
     finally:
         end_workers(workers)
+
+
+@pytest.mark.parametrize("during", ["forward", "backward", "step"])
+@pytest.mark.parametrize("call", ["a forward", "step()", "state_dict()"])
+def test_a_second_thread_is_refused_during_a_pass_or_step(during, call):
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model, costs="modelled")
+    opt = dmuon.Muon(model)
+    calls = {"a forward": lambda: model(batch(0)), "step()": opt.step, "state_dict()": model.state_dict}
+    errors = []
+
+    def in_another_thread(*_: Any) -> None:
+        with ThreadPoolExecutor(1, "second") as threads:
+            errors.append(threads.submit(calls[call]).exception())
+
+    if during == "forward":
+        model.blocks[0].up.register_forward_hook(in_another_thread)
+    elif during == "backward":
+        model.blocks[0].up.register_full_backward_hook(in_another_thread)
+    else:
+        opt.register_step_pre_hook(lambda *_: setattr(opt._adamw, "step", in_another_thread))
+    loss_of(model, batch(0)).backward()
+    opt.step()
+    assert len(errors) == 1
+    assert str(errors[0]).startswith(f"dmuon: {call} in thread 'second_0' while another thread is in a pass or a step")

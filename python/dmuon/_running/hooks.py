@@ -51,6 +51,7 @@ def _begin(runtime: Runtime) -> Any:
                 "reshard_after_forward=False); or the gradient under torch.no_grad()."
             )
         if not _C.in_backward():
+            runtime.one_thread.begin("a forward")
             runtime.step_agreement.end_failed_backward()
         runtime.begin_forward()
 
@@ -60,6 +61,8 @@ def _begin(runtime: Runtime) -> Any:
 def _end(runtime: Runtime) -> Any:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def end(module: nn.Module, args: Any, output: Any) -> None:
+        if not _C.in_backward():
+            runtime.one_thread.end()
         explain_mixed(runtime)
         runtime.end_forward()
         if torch.is_grad_enabled():
@@ -186,6 +189,8 @@ class _Calls:
         """Shows the weights. Raises ValueError if the call's forward had weights of another version."""
         runtime = self._runtime
         runtime.refuse_inside_full_params("a backward")
+        if runtime.device.type == "cpu":  # elsewhere hooks run in threads of autograd's
+            runtime.one_thread.begin_backward()
         if runtime.version != version:
             raise ValueError(
                 f"dmuon: a backward through '{runtime.units[self._index].label}', whose weights have changed since the "

@@ -249,6 +249,13 @@ class Muon(torch.optim.Optimizer):
                 differ; a matrix's gradient was assigned; or the last backward was under `no_sync`, so that FSDP2 has
                 not sent its gradients on.
         """
+        self._runtime.one_thread.begin("step()")
+        try:
+            return self._take_step(closure)
+        finally:
+            self._runtime.one_thread.end()
+
+    def _take_step(self, closure: Callable[[], float] | None) -> float | None:
         self._runtime.refuse_inside_full_params("step()")
         self._runtime.refuse_while_averaged("step()")
         loss = None

@@ -20,6 +20,7 @@ from dmuon._planning.owner_plan import Plan
 from dmuon._running.buffers import Buffers
 from dmuon._running.copies import Copies
 from dmuon._running.graphs import batch_graphs
+from dmuon._running.one_thread import OneThread
 from dmuon._running.owned_gradient import Gradient, GradientTensor
 from dmuon._running.owned_state import OwnedState
 from dmuon._running.plain_gradients import PlainGradients
@@ -69,6 +70,7 @@ class Runtime:
         self.is_averaged = self.offloaded = False  # inside Ema.applied; after offload
         self._process = os.getpid()
         self.last_met: int | None = None  # leaf, by an operation in the forward that runs
+        self.one_thread = OneThread()
         self.version = 0  # of the weights: another number after each step, load and write
         self._versions = itertools.count(1)
         self.num_taken_back = 0  # changes of weights by modules, in forwards
@@ -172,6 +174,7 @@ class Runtime:
     def meet(self, call: str) -> None:
         """Waits until all ranks have come to `call`, outside of passes. Collective."""
         self.refuse_offloaded(call)
+        self.one_thread.refuse_others(call)
         self.step_agreement.end_failed_backward()
         self.show_placeholders()
         for module in self.fsdp_modules:
@@ -216,6 +219,7 @@ class Runtime:
         return self.ranks.tensor_parallel == 1 and all(cuts_experts(of.shape, of.placement) for of in slices)
 
     def _end_uses(self) -> None:
+        self.one_thread.end()
         for weights in self.weights:
             weights.end_backward()
 

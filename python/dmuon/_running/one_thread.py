@@ -1,0 +1,38 @@
+"""One thread at a time may use a model."""
+
+from __future__ import annotations
+
+import threading
+
+
+class OneThread:
+    """Knows the thread that is in a pass or a step of a model, and refuses calls by others.
+
+    A pass that has raised holds the model until its thread makes another call, or has ended.
+    """
+
+    def __init__(self) -> None:
+        self._holder: int | None = None
+
+    def refuse_others(self, what: str) -> None:
+        """Raises ValueError if another thread holds the model."""
+        holder = self._holder
+        if holder is None or holder == threading.get_ident():
+            return
+        if any(thread.ident == holder for thread in threading.enumerate()):
+            raise ValueError(
+                f"dmuon: {what} in thread '{threading.current_thread().name}' while another thread is in a pass or a "
+                "step of the model. Expected: one thread at a time uses a model."
+            )
+
+    def begin(self, what: str) -> None:
+        """Holds the model. Raises ValueError if another thread does."""
+        self.refuse_others(what)
+        self._holder = threading.get_ident()
+
+    def begin_backward(self) -> None:
+        """Holds the model. Autograd may run hooks of one backward in several threads."""
+        self._holder = self._holder or threading.get_ident()
+
+    def end(self) -> None:
+        self._holder = None
