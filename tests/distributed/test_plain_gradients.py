@@ -80,7 +80,7 @@ def test_gradients_of_no_sync_are_averaged_before_they_are_used(ranks, mesh, sch
 
 
 def zeroed(s: Session) -> None:
-    """Gradients of no_sync become zeros, of which torch's clipping has the norm."""
+    """Gradients of no_sync become zeros. torch's clipping needs their norm."""
     s.start(make_gpt(depth=2), units=None)
     s.train(0)
     with nullcontext() if s.reference else dmuon.no_sync(s.model):

@@ -21,7 +21,7 @@ from dmuon._setup.ranks import Ranks
 
 T = TypeVar("T")
 
-# What a program may raise where all ranks must hear of it.
+# All ranks must hear of these if one rank raises them.
 ENDS = (Exception, KeyboardInterrupt, SystemExit)
 
 
@@ -99,6 +99,17 @@ def from_first(ranks: Ranks, make: Callable[[], T]) -> T:
     return value  # type: ignore[return-value]
 
 
+@contextlib.contextmanager
+def exchange() -> Iterator[None]:
+    """Says of the block's message what its failure means."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"dmuon: words between all ranks failed: a rank died, or did not come. Reported: {error}"
+        ) from error
+
+
 def from_owner(ranks: Ranks, owner: int, value: T) -> T:
     """Returns the value of one rank, by its number in `everyone`. Collective.
 
@@ -108,7 +119,8 @@ def from_owner(ranks: Ranks, owner: int, value: T) -> T:
     if group is None:
         return value
     held: list[Any] = [value if ranks.owner == owner else None]
-    dist.broadcast_object_list(held, src=ranks.everyone[owner], group=group)
+    with exchange():
+        dist.broadcast_object_list(held, src=ranks.everyone[owner], group=group)
     return cast("T", held[0])
 
 
@@ -117,7 +129,8 @@ def largest(ranks: Ranks, numbers: Sequence[float]) -> list[float]:
     words = torch.tensor(numbers, dtype=torch.float64, device="cpu")
     group = everyone_group(ranks)
     if group is not None:
-        dist.all_reduce(words, dist.ReduceOp.MAX, group=group)
+        with exchange():
+            dist.all_reduce(words, dist.ReduceOp.MAX, group=group)
     found: list[float] = words.tolist()
     return found
 
@@ -131,7 +144,8 @@ def all_gather(ranks: Ranks, value: T) -> list[T]:
     if group is None:
         return [value]
     values: list[Any] = [None] * ranks.size
-    dist.all_gather_object(values, value, group=group)
+    with exchange():
+        dist.all_gather_object(values, value, group=group)
     by_rank = dict(zip(sorted(ranks.everyone), values, strict=True))
     return [by_rank[rank] for rank in ranks.everyone]
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from dmuon._setup.agreement import exchange
 from dmuon._setup.groups import are_over, forget
 from dmuon._setup.ranks import Ranks, backends, rows_of
 from dmuon._setup.shown import listed
@@ -126,7 +127,8 @@ def _extremes(groups: Sequence[dist.ProcessGroup], device_type: str, numbers: Se
     """Returns the least and the largest of each number over all ranks. `groups` has one for each mesh dimension."""
     words = torch.tensor([*numbers, *(-number for number in numbers)], device=device_type)
     for group in groups:
-        dist.all_reduce(words, op=dist.ReduceOp.MAX, group=group)
+        with exchange():
+            dist.all_reduce(words, op=dist.ReduceOp.MAX, group=group)
     largest, minus_least = words.view(2, -1).tolist()
     return [(-least, most) for most, least in zip(largest, minus_least, strict=True)]
 
