@@ -147,8 +147,21 @@ def test_parts_that_are_frozen_for_a_while_have_a_mean(ranks, mesh):
     assert ranks.run(of_parts_that_are_frozen, mesh) == [[]] * torch.Size(mesh).numel()
 
 
+class InterruptedAfter:
+    """A tensor whose first `copy_` is the last that happens."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.clone, self.was_copied = tensor, tensor.clone, False
+
+    def copy_(self, value: torch.Tensor) -> None:
+        self.tensor.copy_(value)
+        if not self.was_copied:
+            self.was_copied = True
+            raise KeyboardInterrupt
+
+
 def interrupted(mesh: Any, at: str) -> list[str]:
-    """On the way into `applied`: with some masters exchanged, or before the mean is published."""
+    """On the way into `applied`: with some masters exchanged, within an exchange, or before the mean is published."""
     model, opt = started(mesh, MODELS["gpt"]())
     ema = dmuon.Ema(model, DECAY)
     train(mesh, model, opt, range(1))
@@ -160,7 +173,9 @@ def interrupted(mesh: Any, at: str) -> list[str]:
     def some() -> Iterator[Any]:
         ema._owned = pairs
         yield from itertools.islice(pairs(), 1)
-        raise KeyboardInterrupt
+        if at == "exchange":
+            raise KeyboardInterrupt
+        yield from ((mean, InterruptedAfter(master)) for mean, master in pairs())
 
     with contextlib.ExitStack() as stack:
         if at == "publish":
@@ -179,7 +194,7 @@ def interrupted(mesh: Any, at: str) -> list[str]:
     return [name for name, value in before.items() if not torch.equal(value, after[name])]
 
 
-@pytest.mark.parametrize("at", ["exchange", "publish"])
+@pytest.mark.parametrize("at", ["exchange", "copy", "publish"])
 def test_an_interrupt_leaves_weights_and_means_as_they_are(ranks, at):
     assert ranks.run(interrupted, (2, 2), at=at) == [[]] * 4
 

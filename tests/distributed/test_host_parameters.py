@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -90,9 +91,10 @@ def two_steps(s: Session) -> None:
 @pytest.mark.parametrize(
     "options", [{"start": from_the_meta_device, "device": "cpu"}, {"start": from_shards}], ids=["meta", "shards"]
 )
-def test_owners_take_first_values_from_the_host(ranks, options):
-    initial, expected, _ = run_scenario(None, two_steps, AHEAD, 4)
-    for weights in ranks.run(from_the_host, (2, 2), **options):
+@pytest.mark.parametrize("mesh", [(2, 2), (1,)])
+def test_owners_take_first_values_from_the_host(ranks, mesh, options):
+    initial, expected, _ = run_scenario(None, two_steps, AHEAD, math.prod(mesh))
+    for weights in ranks.run(from_the_host, mesh, **options):
         assert_equal_to_reference(initial, expected, weights)
 
 

@@ -122,6 +122,7 @@ def test_moments_are_loaded_into_the_order_of_the_parameters_memory():
             s.start(make_gpt(depth=1), units=None)
             s.model.load_state_dict(saved[0])
             s.opt.load_state_dict(saved[1])
+            assert s.opt.state[s.model.head.weight]["exp_avg"].stride() == s.model.head.weight.stride()
         s.train(2)
         ends.append(s.weights()["head.weight"])
     torch.testing.assert_close(*ends)

@@ -32,7 +32,7 @@ class Healthy(Stuck):
 
 
 def shared_by(mesh):
-    return groups._Shared(mesh, groups=(), ranks=None, others=[], models=WeakSet())
+    return groups._Shared(mesh, groups=(), ranks=None, others=[], users=WeakSet())
 
 
 def test_several_failed_meshes_have_no_more_time_than_one(monkeypatch, caplog):

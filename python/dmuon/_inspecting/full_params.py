@@ -23,7 +23,8 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     """Makes every parameter of `model` whole on every rank: a plain nn.Parameter with the master's values.
 
     Collective over the mesh on entry and exit. `state_dict()` and `load_state_dict()` work inside, a forward does not.
-    Owned matrices have their original dtype, cast from the fp32 master; all others are copies. Every rank needs memory
+    Owned matrices have their original dtype, cast from the fp32 master; all others are copies, but for
+    frozen ones of classes of their own. Every rank needs memory
     for the whole model and one parameter more. To get a whole model on rank 0 alone, call
     `torch.distributed.checkpoint.state_dict.get_model_state_dict` with `full_state_dict` and `cpu_offload`.
 
@@ -108,7 +109,8 @@ def _other_places(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
 
 def _copy_of(parameter: torch.Tensor) -> torch.Tensor:
     detached = parameter.detach()
-    return (detached.full_tensor() if isinstance(detached, DTensor) else detached).clone()
+    whole = detached.full_tensor() if isinstance(detached, DTensor) else detached
+    return whole.clone() if whole.data_ptr() == local_part(parameter).data_ptr() else whole
 
 
 def _name_of(model: nn.Module, holder: nn.Module, attribute: str) -> str:

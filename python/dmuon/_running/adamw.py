@@ -55,9 +55,10 @@ class InnerAdamW:
                 self.complete(group)
         self.make_state(groups, state)  # amsgrad may be new
         parts = [part for group in groups for part in _parts_of(group, state)]
-        for part, parameter in ((kind, parameter) for kind in parts for parameter in kind["params"]):
-            if "step" in (of_parameter := state.get(parameter, {})):
-                of_parameter["step"] = of_parameter["step"].to(_device_of_step(part, parameter))
+        for part in parts:
+            for parameter in part["params"]:
+                if "step" in (of_parameter := state.get(parameter, {})):
+                    of_parameter["step"] = of_parameter["step"].to(_device_of_step(part, parameter))
         self._adamw.param_groups, self._adamw.state = parts, state
         if all(part["fused"] and part["params"][0].device == applies.device for part in parts):
             # In the form of torch.amp.GradScaler.
@@ -84,7 +85,7 @@ def _parts_of(group: dict[str, Any], state: Any) -> Iterator[dict[str, Any]]:
     if float(lr) < 0:
         lr = torch.zeros_like(lr) if isinstance(lr, torch.Tensor) else 0.0
     for (_, may_fuse), parameters in kinds.items():
-        yield {**group, "params": parameters, "lr": lr, "fused": group["fused"] if may_fuse else False}
+        yield {**group, "params": parameters, "lr": lr, "fused": group["fused"] and may_fuse}
 
 
 def _may_fuse(parameter: torch.Tensor, state: Any) -> bool:
@@ -94,8 +95,11 @@ def _may_fuse(parameter: torch.Tensor, state: Any) -> bool:
     """
     if parameter.grad is None or "exp_avg" not in (of_parameter := state.get(parameter, ())):
         return True
-    strides = parameter.stride()
-    return bool(parameter.grad.stride() == strides == of_parameter["exp_avg"].stride())
+    strides, of_gradient, of_moment = (t.stride() for t in (parameter, parameter.grad, of_parameter["exp_avg"]))
+    if strides == of_gradient == of_moment:
+        return True
+    long = [dim for dim, size in enumerate(parameter.shape) if size != 1]  # strides of the others mean nothing
+    return all(strides[dim] == of_gradient[dim] == of_moment[dim] for dim in long)
 
 
 def _device_of_step(group: dict[str, Any], parameter: torch.Tensor) -> torch.device:

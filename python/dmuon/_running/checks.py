@@ -85,11 +85,11 @@ def check_sentinels(model: nn.Module, dedication: Dedication) -> torch.device | 
             "model.to_empty(device=...) after fully_shard, then its initialisation, then Muon."
         )
     of_mesh = dedication.ranks.device_type
+    managed = managed_by_fsdp(model).values()
+    if device is not None and device.type == "cpu" != of_mesh and managed and all(of.offload_to_cpu for of in managed):
+        # CPUOffloadPolicy wants `to_empty` on the host, from where owners take their first values too.
+        return torch.device(of_mesh, torch.get_device_module(of_mesh).current_device())
     if device is not None and dedication.ranks.size > 1 and device.type != of_mesh:
-        managed = managed_by_fsdp(model).values()
-        if device.type == "cpu" and managed and all(made.offload_to_cpu for made in managed):
-            # CPUOffloadPolicy wants `to_empty` on the host, from where owners take their first values too.
-            return torch.device(of_mesh, torch.get_device_module(of_mesh).current_device())
         raise ValueError(
             f"Muon: model: '{dedication.leaves[0].name}' is on {device}, and the mesh of dedicate_params on {of_mesh}. "
             f"Expected: model.to('{of_mesh}') before Muon, or dedicate_params with a mesh on {device.type}."

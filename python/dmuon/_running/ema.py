@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -48,6 +48,8 @@ class Ema:
         with agreement(runtime.ranks, "Ema") as facts:
             facts.append(f"decay {_checked_decay(decay, 'Ema')}")
         self.decay, self.num_updates = decay, 0
+        # The number of means and masters that have changed places, and the former values of a pair that is about to.
+        self._exchanged: tuple[int, tuple[tuple[torch.Tensor, torch.Tensor], ...]] = (0, ())
         runtime.num_means += 1
         self._name = f"mean {runtime.num_means}"
         runtime.engine.owned().add(self._name)
@@ -93,11 +95,10 @@ class Ema:
         runtime.meet("Ema.applied()")
         weights = [weight.clone() for _, weight in self._local()]
         hooks = [module.register_state_dict_post_hook(_give_copies) for module in runtime.model.modules()]
-        version = runtime.version
+        self._exchanged, version = (0, ()), runtime.version
         runtime.set_averaged(True)
-        exchanged: list[None] = []  # one for each master
         try:
-            self._exchange_masters(self._owned(), exchanged)
+            self._exchange_masters()
             with torch.no_grad():
                 for mean, weight in self._local():
                     weight.copy_(mean)
@@ -105,7 +106,7 @@ class Ema:
             yield
         finally:
             runtime.meet("the end of Ema.applied()")
-            self._exchange_masters(itertools.islice(self._owned(), len(exchanged)), [])  # an interrupt ends the first
+            self._exchange_back()
             with torch.no_grad():
                 for (_, weight), own in zip(self._local(), weights, strict=True):
                     weight.copy_(own)
@@ -185,13 +186,25 @@ class Ema:
             yield local_part(self._means[name]), local_part(parameter)
 
     @torch.no_grad()
-    def _exchange_masters(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], exchanged: list[None]) -> None:
+    def _exchange_masters(self) -> None:
         self._runtime.engine.drain()  # publications read masters
-        for mean, master in pairs:
-            old = master.clone()
-            master.copy_(mean)
-            mean.copy_(old)
-            exchanged.append(None)
+        for number, (mean, master) in enumerate(self._owned()):
+            of_mean, of_master = mean.clone(), master.clone()
+            self._exchanged = number, ((mean, of_mean), (master, of_master))  # an interrupt may come between any two
+            master.copy_(of_mean)
+            mean.copy_(of_master)
+            self._exchanged = number + 1, ()
+
+    @torch.no_grad()
+    def _exchange_back(self) -> None:
+        number, begun = self._exchanged
+        for tensor, value in begun:
+            tensor.copy_(value)
+        self._runtime.engine.drain()
+        for mean, master in itertools.islice(self._owned(), number):
+            of_mean = mean.clone()
+            mean.copy_(master)
+            master.copy_(of_mean)
 
 
 def _give_copies(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -62,6 +62,8 @@ def _end(runtime: Runtime) -> Any:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def end(module: nn.Module, args: Any, output: Any) -> None:
         if not _C.in_backward():
+            if runtime.one_thread.is_held_by_another():
+                return  # this thread's forward was refused, and the other's goes on
             runtime.one_thread.end()
         explain_mixed(runtime)
         runtime.end_forward()
@@ -186,10 +188,11 @@ class _Calls:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _enter_backward(self, version: int, gradient: torch.Tensor) -> None:
-        """Shows the weights. Raises ValueError if the call's forward had weights of another version."""
+        """Shows the weights, and holds the model. Raises ValueError if the forward had another version of them."""
         runtime = self._runtime
         runtime.refuse_inside_full_params("a backward")
-        if runtime.device.type == "cpu":  # elsewhere hooks run in threads of autograd's
+        opens_pass = not torch.is_grad_enabled()  # see Engine::enter_second_order
+        if opens_pass and runtime.device.type == "cpu":  # elsewhere hooks run in threads of autograd's
             runtime.one_thread.begin_backward()
         if runtime.version != version:
             raise ValueError(

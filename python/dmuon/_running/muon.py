@@ -249,19 +249,20 @@ class Muon(torch.optim.Optimizer):
                 differ; a matrix's gradient was assigned; or the last backward was under `no_sync`, so that FSDP2 has
                 not sent its gradients on.
         """
-        self._runtime.one_thread.begin("step()")
-        try:
-            return self._take_step(closure)
-        finally:
-            self._runtime.one_thread.end()
-
-    def _take_step(self, closure: Callable[[], float] | None) -> float | None:
         self._runtime.refuse_inside_full_params("step()")
         self._runtime.refuse_while_averaged("step()")
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._runtime.one_thread.begin("step()")
+        try:
+            self._take_step()
+        finally:
+            self._runtime.one_thread.end()
+        return loss
+
+    def _take_step(self) -> None:
         runtime = self._runtime
         problem = problem_of_recording(runtime, self.record_stats)
         verdict = runtime.step_agreement.verdict(problem=problem)
@@ -291,7 +292,6 @@ class Muon(torch.optim.Optimizer):
             runtime.renew_version()
             runtime.step_agreement.end_step()
         self._ungrouped.warn(self.param_groups)
-        return loss
 
     def _owned_states(self) -> dict[torch.Tensor, Any]:
         return {parameter: self._runtime.owned_state(index) for parameter, index in self._leaf_of.items()}
@@ -325,6 +325,7 @@ class Muon(torch.optim.Optimizer):
         """
         runtime = self._runtime
         runtime.refuse_forked("zero_grad()")
+        runtime.one_thread.refuse_others("zero_grad()")
         runtime.engine.forget_verdict()
         has_sums = runtime.step_agreement.host_misses_partial_sums
         for parameter in discard_unreduced(runtime.fsdp_modules, has_sums()):
@@ -343,7 +344,7 @@ class Muon(torch.optim.Optimizer):
                     parameter.grad.detach_()
                     parameter.grad.zero_()
         if not set_to_none:
-            runtime.step_agreement.plain.note_zeros()
+            runtime.step_agreement.plain.note_zeros(p for group in self.param_groups for p in group["params"])
 
     # ---- figures ----
 

@@ -8,22 +8,27 @@ import threading
 class OneThread:
     """Knows the thread that is in a pass or a step of a model, and refuses calls by others.
 
-    A pass that has raised holds the model until its thread makes another call, or has ended.
+    A backward that has raised holds the model until the thread's next call, or its end.
     """
 
     def __init__(self) -> None:
         self._holder: int | None = None
 
-    def refuse_others(self, what: str) -> None:
-        """Raises ValueError if another thread holds the model."""
+    def is_held_by_another(self) -> bool:
+        """True if another thread holds the model."""
         holder = self._holder
         if holder is None or holder == threading.get_ident():
-            return
-        if any(thread.ident == holder for thread in threading.enumerate()):
+            return False
+        return any(thread.ident == holder for thread in threading.enumerate())
+
+    def refuse_others(self, what: str) -> None:
+        """Raises ValueError if another thread holds the model. Ends what this one held."""
+        if self.is_held_by_another():
             raise ValueError(
                 f"dmuon: {what} in thread '{threading.current_thread().name}' while another thread is in a pass or a "
                 "step of the model. Expected: one thread at a time uses a model."
             )
+        self._holder = None
 
     def begin(self, what: str) -> None:
         """Holds the model. Raises ValueError if another thread does."""
@@ -35,4 +40,6 @@ class OneThread:
         self._holder = self._holder or threading.get_ident()
 
     def end(self) -> None:
-        self._holder = None
+        """Ends what this thread holds."""
+        if self._holder == threading.get_ident():
+            self._holder = None

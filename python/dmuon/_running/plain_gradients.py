@@ -131,11 +131,12 @@ class PlainGradients:
         gradients = (parameter.grad for parameter in self._added)
         return self._is_open or any(g is not None and not hasattr(g, _IS_MEAN) for g in gradients)
 
-    def note_zeros(self) -> None:
-        """Notes that all gradients are zeros on all ranks, or missing, so none is open."""
-        self._is_open = False
-        for gradient in [parameter.grad for parameter in self._added if parameter.grad is not None]:
-            setattr(gradient, _IS_MEAN, True)
+    def note_zeros(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Notes that the gradients of these parameters are zeros on all ranks, so none of them is open."""
+        zeroed = set(parameters)
+        for parameter in zeroed.intersection(self._added):
+            setattr(parameter.grad, _IS_MEAN, True)
+        self._is_open = any(parameter.grad is not None and parameter not in zeroed for parameter in self._added)
 
     def average_open(self) -> None:
         """Averages all gradients now, open ones too. Collective."""

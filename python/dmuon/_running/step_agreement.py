@@ -32,8 +32,8 @@ _LOST = (
     "all micro-steps of the step."
 )
 _TORN = (
-    "dmuon: clip or step: the last step was interrupted, so some parameters may have its update and others not. "
-    "Expected: load_state_dict of the model and of the optimizer, or a new process that loads a checkpoint."
+    "dmuon: clip or step: the last step has failed or was interrupted, so some parameters may have its update and "
+    "others not. Expected: load_state_dict of the model and of the optimizer, or a new process that loads a checkpoint."
 )
 _NO_MORE = (
     "dmuon: clip or step: a backward has raised, after which FSDP2 gives no gradients to the parameters of '{}' and "
@@ -95,8 +95,6 @@ class StepAgreement:
         self._owned_norms = None
         self.plain.made.clear()
         self.end_failed_backward(in_step=True)
-        if self.is_torn:
-            self.engine.forget_verdict()  # else other ranks would get no message
         problem = problem or (_TORN if self.is_torn else self._lost) or self._problem()
         if self.host_misses_partial_sums():
             raise ValueError(

@@ -87,11 +87,11 @@ def _raise_difference(ranks: Ranks, function: str, wanted: str, facts: list[str]
 def from_first(ranks: Ranks, make: Callable[[], T]) -> T:
     """Calls `make` at the first rank. Returns its result, or raises its error as ValueError, everywhere. Collective."""
     answer: tuple[T | None, str | None] = (None, None)
-    cause: Exception | None = None
+    cause: BaseException | None = None
     if ranks.owner == 0:
         try:
             answer = (make(), None)
-        except Exception as error:  # of any kind: the other ranks wait for the answer
+        except ENDS as error:  # of any kind: the other ranks wait for the answer
             answer, cause = (None, described(error)), error
     value, problem = from_owner(ranks, 0, answer)
     if problem is not None:

@@ -42,7 +42,7 @@ class _Shared(NamedTuple):
     groups: tuple[dist.ProcessGroup | None, ...]
     ranks: Ranks
     others: list[dist.ProcessGroup]  # that `mesh` knows of, in which a host may wait outside of the engine
-    models: weakref.WeakSet[Any]  # that live
+    users: weakref.WeakSet[Any]  # that live
 
     def add_others(self, ranks: Ranks) -> None:
         """Adds those of another DeviceMesh over the same ranks, and those that were made since."""
@@ -120,14 +120,14 @@ def process_groups(ranks: Ranks) -> tuple[dist.ProcessGroup | None, ...]:
     return row_group(ranks), column_group(ranks), _column_down_group(ranks), slices_group(ranks), *host, everyone
 
 
-def engine_groups(ranks: Ranks, model: Any) -> _C.SharedMesh:
-    """Returns what models on one mesh share. Waits for no rank once `process_groups` was called.
+def engine_groups(ranks: Ranks, user: Any) -> _C.SharedMesh:
+    """Returns what models on one mesh share, to `user`. Waits for no rank once `process_groups` was called.
 
     A rank alone sends nothing, so its models share nothing, and threads may train one each.
     """
     groups = row, column, down, slices, host_row, host_column, host_slices, everyone = process_groups(ranks)
     _drop_unused()
-    key = _engine_key(ranks) if ranks.size > 1 else (id(model),)
+    key = _engine_key(ranks) if ranks.size > 1 else (id(user),)
     if key not in _engine_groups:
 
         def over(
@@ -152,20 +152,21 @@ def engine_groups(ranks: Ranks, model: Any) -> _C.SharedMesh:
             if ranks.tensor_parallel > 1
             else None,
         )
-        _engine_groups[key] = _Shared(made, groups, ranks, [], weakref.WeakSet())
-    _engine_groups[key].add_others(ranks)
-    _engine_groups[key].models.add(model)
-    return _engine_groups[key].mesh
+        _engine_groups[key] = _Shared(made, groups, ranks, [], weakref.WeakSet([user]))
+    shared = _engine_groups[key]
+    shared.users.add(user)
+    shared.add_others(ranks)
+    return shared.mesh
 
 
 def _drop_unused() -> None:
     """Drops groups that were destroyed, between two runs in one process, and meshes that no model can use again."""
-    for name in [name for name, group in _groups.items() if not is_usable(group)]:
-        del _groups[name]
+    for name in [name for name, group in [*_groups.items()] if not is_usable(group)]:
+        _groups.pop(name, None)  # threads may make models of a rank alone at once
     for key, shared in [*_engine_groups.items()]:
         groups = [group for group in shared.groups if group is not None]
-        if not shared.models and not (groups and all(map(is_usable, groups))):
-            del _engine_groups[key]
+        if not shared.users and not (groups and all(map(is_usable, groups))):
+            _engine_groups.pop(key, None)
 
 
 def _engine_key(ranks: Ranks) -> tuple[int, ...]:
@@ -185,7 +186,7 @@ def _other_groups(ranks: Ranks) -> list[dist.ProcessGroup]:
 
 def are_over(members: Sequence[int]) -> bool:
     """Returns True if a training on a mesh of these ranks has failed here, after which its groups are of no use."""
-    return any(shared.mesh.failure() for shared in _engine_groups.values() if _is_of(shared.ranks, members))
+    return any(shared.mesh.failure() for shared in [*_engine_groups.values()] if _is_of(shared.ranks, members))
 
 
 def forget(members: Sequence[int]) -> None:

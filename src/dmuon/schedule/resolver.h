@@ -34,7 +34,8 @@ class Performer {
   /// between operations on every rank, also on ranks that skipped the unit.
   virtual void leave_to_host(const std::optional<Trigger>& trigger) = 0;
 
-  /// Says so of the host framework's first ones in a forward, which may belong to no unit.
+  /// Says that a forward has begun, in which the host framework may first have collectives that
+  /// belong to no unit.
   virtual void leave_before_forward() = 0;
 };
 
