@@ -83,6 +83,7 @@ def zeroed(s: Session) -> None:
     """Gradients of no_sync become zeros. torch's clipping needs their norm."""
     s.start(make_gpt(depth=2), units=None)
     s.train(0)
+    s.model.norm.bias.requires_grad_(False)  # and has no gradient
     with nullcontext() if s.reference else dmuon.no_sync(s.model):
         s.backward(language_loss(1, s.size))
     s.opt.zero_grad(set_to_none=False)

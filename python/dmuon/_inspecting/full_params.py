@@ -23,9 +23,9 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     """Makes every parameter of `model` whole on every rank: a plain nn.Parameter with the master's values.
 
     Collective over the mesh on entry and exit. `state_dict()` and `load_state_dict()` work inside, a forward does not.
-    Owned matrices have their original dtype, cast from the fp32 master; all others are copies, but for
-    frozen ones of classes of their own. Every rank needs memory
-    for the whole model and one parameter more. To get a whole model on rank 0 alone, call
+    Owned matrices have their original dtype, cast from the fp32 master. All others are copies, except parameters of
+    other classes than nn.Parameter. Every rank needs memory for the whole model and one parameter more. To get a whole
+    model on rank 0 alone, call
     `torch.distributed.checkpoint.state_dict.get_model_state_dict` with `full_state_dict` and `cpu_offload`.
 
     Args:

@@ -133,10 +133,12 @@ class PlainGradients:
 
     def note_zeros(self, parameters: Iterable[torch.Tensor]) -> None:
         """Notes that the gradients of these parameters are zeros on all ranks, so none of them is open."""
-        zeroed = set(parameters)
-        for parameter in zeroed.intersection(self._added):
-            setattr(parameter.grad, _IS_MEAN, True)
-        self._is_open = any(parameter.grad is not None and parameter not in zeroed for parameter in self._added)
+        zeroed, self._is_open = set(parameters), False
+        for parameter in [parameter for parameter in self._added if parameter.grad is not None]:
+            if parameter in zeroed:
+                setattr(parameter.grad, _IS_MEAN, True)
+            else:
+                self._is_open = True
 
     def average_open(self) -> None:
         """Averages all gradients now, open ones too. Collective."""

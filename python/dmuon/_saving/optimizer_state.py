@@ -188,11 +188,10 @@ def _checked_adamw(parameter: torch.Tensor, name: str, state: Any, group: dict[s
             raise ValueError(f"{_LOAD}: '{key}' of '{name}': expected shape {tuple(parameter.shape)}, got {got}")
         if isinstance(value, DTensor) and not isinstance(parameter, DTensor):
             raise ValueError(f"{_LOAD}: '{key}' of '{name}': expected a whole tensor, got a DTensor")
-        moments_of_parameter[key] = cut_like(value, parameter)
+        value = cut_like(value, parameter)
         if not isinstance(parameter, DTensor) and value.stride() != parameter.stride():
-            moments_of_parameter[key] = torch.zeros_like(parameter, dtype=value.dtype).copy_(
-                value
-            )  # fused kernels want it
+            value = torch.zeros_like(parameter, dtype=value.dtype).copy_(value)  # as fused kernels want it
+        moments_of_parameter[key] = value
     return {**moments_of_parameter, "step": torch.as_tensor(state["step"], dtype=torch.float32)}
 
 

@@ -106,7 +106,7 @@ def exchange() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise RuntimeError(
-            f"dmuon: words between all ranks failed: a rank died, or did not come. Reported: {error}"
+            f"dmuon: an exchange of words failed: a rank died, or did not come. Reported: {error}"
         ) from error
 
 
