@@ -83,8 +83,8 @@ class Ema:
     def applied(self) -> Iterator[None]:
         """Makes the model compute with the mean, and its `state_dict()` return the mean. Refuses training.
 
-        Collective over the mesh on entry and exit. A rank needs memory for two copies of its largest owned matrix, and for one
-        of its part of the parameters that AdamW updates.
+        Collective over the mesh on entry and exit. A rank needs memory for two copies of its largest owned matrix, and
+        for one of its part of the parameters that AdamW updates.
 
         Raises:
             ValueError: the call is inside `applied` or `full_params`, or ranks have come to different calls.
