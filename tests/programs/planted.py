@@ -32,20 +32,21 @@ PYTHON = (
         "Experts and heads are orthogonalised together, as one tall matrix.",
     ),
     Planted(
-        "verdict_before_closure",
+        "step_before_closure",
         RUNNING + "muon.py",
         "        if closure is not None:\n"
         "            with torch.enable_grad():\n"
         "                loss = closure()\n"
-        "        runtime = self._runtime\n"
-        "        problem = problem_of_recording(runtime, self.record_stats)\n"
-        "        verdict = runtime.step_agreement.verdict(problem=problem)\n",
-        "        verdict = self._runtime.step_agreement.verdict()\n"
-        "        if closure is not None:\n"
-        "            with torch.enable_grad():\n"
-        "                loss = closure()\n"
-        "        runtime = self._runtime\n",
-        "The agreement knows nothing of the closure's gradients: matrices stay, plain gradients are no means.",
+        '        self._runtime.one_thread.begin("step()")\n'
+        "        try:\n"
+        "            self._take_step()\n",
+        '        self._runtime.one_thread.begin("step()")\n'
+        "        try:\n"
+        "            self._take_step()\n"
+        "            if closure is not None:\n"
+        "                with torch.enable_grad():\n"
+        "                    loss = closure()\n",
+        "The step knows nothing of the closure's gradients.",
     ),
     Planted(
         "clip_leaves_host_gradients",
