@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -123,10 +123,14 @@ class Ordered(Gpt):
         self.order = list(range(depth))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
+        embedding, norm, head = self.outside()
+        x = embedding(tokens)
         for index in self.order:
             x = self.blocks[index](x)
-        return self.head(self.norm(x))
+        return head(norm(x))
+
+    def outside(self) -> Sequence[nn.Module]:
+        return self.embedding, self.norm, self.head
 
 
 class Listed(Ordered):
@@ -137,12 +141,8 @@ class Listed(Ordered):
         self.ends = nn.ModuleList([self.embedding, self.norm, self.head])
         del self.embedding, self.norm, self.head
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        embedding, norm, head = self.ends
-        x = embedding(tokens)
-        for index in self.order:
-            x = self.blocks[index](x)
-        return head(norm(x))
+    def outside(self) -> Sequence[nn.Module]:
+        return [*self.ends]
 
 
 class Program:

@@ -46,21 +46,21 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     with agreement(runtime.ranks, "full_params") as facts:
         facts.append(f"writeback={bool(writeback)}")
     swapped = _other_places(model)
-    names = [_name_of(model, module, attribute) for module, attribute, _ in swapped] if writeback else []
     wholes = [
         nn.Parameter(runtime.gathered(index, "master").to(placeholder.dtype), placeholder.requires_grad)
         for index, placeholder in enumerate(runtime.placeholders)
     ]
-    others = {id(p): nn.Parameter(_copy_of(p), p.requires_grad) for _, _, p in swapped}
-    for held, whole in (*zip(runtime.placeholders, wholes, strict=True), *((p, others[id(p)]) for _, _, p in swapped)):
+    parameters = [parameter for _, _, _, parameter in swapped]
+    others = {id(p): nn.Parameter(_copy_of(p), p.requires_grad) for p in parameters}
+    for held, whole in (*zip(runtime.placeholders, wholes, strict=True), *((p, others[id(p)]) for p in parameters)):
         give_attributes(whole, vars(held))
-    hooks = _suspend_load_hooks([module for module, _, _ in swapped])
+    hooks = _suspend_load_hooks([module for _, module, _, _ in swapped])
     runtime.whole, runtime.writes_back = True, bool(writeback)
     try:
         for leaf, whole in zip(runtime.leaves, wholes, strict=True):
             for place in leaf.places:
                 place.show_whole(whole)
-        for module, attribute, parameter in swapped:
+        for _, module, attribute, parameter in swapped:
             module._parameters[attribute] = others[id(parameter)]
         try:
             yield
@@ -70,13 +70,13 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
                     raise error
             raise
         if writeback:
-            _write_back(runtime, swapped, names)
+            _write_back(runtime, swapped)
     finally:
         runtime.whole = False
         for leaf in runtime.leaves:
             for place in leaf.places:
                 place.show_placeholder()
-        for module, attribute, parameter in swapped:
+        for _, module, attribute, parameter in swapped:
             module._parameters[attribute] = parameter
         for held, key, hook in hooks:
             held[key] = hook
@@ -96,12 +96,15 @@ def _suspend_load_hooks(modules: list[nn.Module]) -> list[tuple[dict[int, Any], 
     return taken
 
 
-def _other_places(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
-    """Returns module, name and parameter of all that is not owned. Parameters of other classes stay in place."""
-    # Any: no type describes a DTensor that is an nn.Parameter.
+# Name, module, attribute and parameter. Any: no type describes a DTensor that is an nn.Parameter.
+_Place = tuple[str, nn.Module, str, Any]
+
+
+def _other_places(model: nn.Module) -> list[_Place]:
+    """Returns the places of all that is not owned. Parameters of other classes stay in place."""
     return [
-        (module, attribute, parameter)
-        for module in model.modules()
+        (clean_name(joined(path, attribute)), module, attribute, parameter)
+        for path, module in model.named_modules()
         for attribute, parameter in module._parameters.items()
         if isinstance(parameter, DTensor) or type(parameter) is nn.Parameter
     ]
@@ -113,23 +116,16 @@ def _copy_of(parameter: torch.Tensor) -> torch.Tensor:
     return whole.clone() if whole.data_ptr() == local_part(parameter).data_ptr() else whole
 
 
-def _name_of(model: nn.Module, holder: nn.Module, attribute: str) -> str:
-    path = next(path for path, module in model.named_modules() if module is holder)
-    return clean_name(joined(path, attribute))
-
-
 @torch.no_grad()
-def _write_back(runtime: Runtime, swapped: list[tuple[nn.Module, str, Any]], names: list[str]) -> None:
+def _write_back(runtime: Runtime, swapped: list[_Place]) -> None:
     wanted = "inside of writeback=True the same values written on every rank"
     with agreement(runtime.ranks, "full_params", wanted) as facts:
         edited = [
             _current(leaf.places[0].module, leaf.places[0].attribute, leaf.name, leaf.shape) for leaf in runtime.leaves
         ]
-        wholes = [
-            _current(module, attribute, name, parameter.shape)
-            for name, (module, attribute, parameter) in zip(names, swapped, strict=True)
-        ]
-        pairs = zip([*(leaf.name for leaf in runtime.leaves), *names], (*edited, *wholes), strict=True)
+        wholes = [_current(module, attribute, name, parameter.shape) for name, module, attribute, parameter in swapped]
+        names = [*(leaf.name for leaf in runtime.leaves), *(name for name, _, _, _ in swapped)]
+        pairs = zip(names, (*edited, *wholes), strict=True)
         facts += [f"'{name}' of values with checksum {int(checksum(whole)):x}" for name, whole in pairs]
     for index, new in enumerate(edited):
         slices = runtime.leaves[index].slices
@@ -143,7 +139,7 @@ def _write_back(runtime: Runtime, swapped: list[tuple[nn.Module, str, Any]], nam
         if index in runtime.shards.without_values and new.any():  # its master is zero
             runtime.shards.without_values.discard(index)
     runtime.publish()
-    for (_, _, parameter), whole in zip(swapped, wholes, strict=True):
+    for (_, _, _, parameter), whole in zip(swapped, wholes, strict=True):
         local_part(parameter).copy_(local_part(cut_like(whole, parameter)))
 
 

@@ -38,11 +38,10 @@ class Buffers:
         if self._group is None or _C.in_backward() or is_transformed():
             return
         is_due, self._is_due = self._is_due, syncs and torch.is_grad_enabled()
-        buffers = [buffer for buffer in self._model.buffers() if local_part(buffer).numel()] if is_due else []
-        if not buffers:
+        parts = [part for part in map(local_part, self._model.buffers()) if part.numel()] if is_due else []
+        if not parts:
             return
         device = torch.device(self._ranks.device_type)
-        parts = [local_part(buffer) for buffer in buffers]
         pieces = [_bytes_of(part).to(device) for part in parts]
         flat = torch.cat(pieces)
         with blocking_message(engine, "the copy of buffers from the first rank"):

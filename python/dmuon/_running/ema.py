@@ -49,7 +49,7 @@ class Ema:
             facts.append(f"decay {_checked_decay(decay, 'Ema')}")
         self.decay, self.num_updates = decay, 0
         # The number of means and masters that have changed places, and the former values of a pair that is about to.
-        self._exchanged: tuple[int, tuple[tuple[torch.Tensor, torch.Tensor], ...]] = (0, ())
+        self._exchanged: tuple[int, list[tuple[torch.Tensor, torch.Tensor]]] = (0, [])
         runtime.num_means += 1
         self._name = f"mean {runtime.num_means}"
         runtime.engine.owned().add(self._name)
@@ -95,7 +95,7 @@ class Ema:
         runtime.meet("Ema.applied()")
         weights = [weight.clone() for _, weight in self._local()]
         hooks = [module.register_state_dict_post_hook(_give_copies) for module in runtime.model.modules()]
-        self._exchanged, version = (0, ()), runtime.version
+        self._exchanged, version = (0, []), runtime.version
         runtime.set_averaged(True)
         try:
             self._exchange_masters()
@@ -106,8 +106,11 @@ class Ema:
             yield
         finally:
             runtime.meet("the end of Ema.applied()")
-            self._exchange_back()
+            num_exchanged, begun = self._exchanged
             with torch.no_grad():
+                for tensor, value in begun:
+                    tensor.copy_(value)
+                self._exchange_masters(num_exchanged)
                 for (_, weight), own in zip(self._local(), weights, strict=True):
                     weight.copy_(own)
             for hook in hooks:
@@ -186,25 +189,15 @@ class Ema:
             yield local_part(self._means[name]), local_part(parameter)
 
     @torch.no_grad()
-    def _exchange_masters(self) -> None:
+    def _exchange_masters(self, most: int | None = None) -> None:
+        """Exchanges means and masters, or the first `most` of them alone."""
         self._runtime.engine.drain()  # publications read masters
-        for number, (mean, master) in enumerate(self._owned()):
+        for number, (mean, master) in enumerate(itertools.islice(self._owned(), most)):
             of_mean, of_master = mean.clone(), master.clone()
-            self._exchanged = number, ((mean, of_mean), (master, of_master))  # an interrupt may come between any two
+            self._exchanged = number, [(mean, of_mean), (master, of_master)]  # an interrupt may come between any two
             master.copy_(of_mean)
             mean.copy_(of_master)
-            self._exchanged = number + 1, ()
-
-    @torch.no_grad()
-    def _exchange_back(self) -> None:
-        number, begun = self._exchanged
-        for tensor, value in begun:
-            tensor.copy_(value)
-        self._runtime.engine.drain()
-        for mean, master in itertools.islice(self._owned(), number):
-            of_mean = mean.clone()
-            mean.copy_(master)
-            master.copy_(of_mean)
+            self._exchanged = number + 1, []
 
 
 def _give_copies(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
