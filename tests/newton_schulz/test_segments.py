@@ -173,8 +173,12 @@ def test_by_default_segments_are_chosen_in_bf16_alone_for_wide_matrices_and_rows
         return _C.choose(m, n, name, steps, cpu, dtype).form.name
 
     segmented = [choice(1024, 4096), choice(4096, 1024, "quintic"), choice(128, 256), choice(256, 384, "you")]
-    assert segmented == ["SEGMENTED"] * 4 if has_kernels(torch.bfloat16) else "SEGMENTED" not in segmented
-    assert choice(1024, 1024) == "DIRECT"
+    prefers_bf16 = _C.default_ns_dtype(cpu) == torch.bfloat16
+    if has_kernels(torch.bfloat16) and not prefers_bf16:  # R, Z and Q in fp32 are cheaper
+        assert segmented == ["GRAM"] * 4 and choice(1024, 1024) == "GRAM"
+    else:
+        assert segmented == ["SEGMENTED"] * 4 if prefers_bf16 else "SEGMENTED" not in segmented
+        assert choice(1024, 1024) == "DIRECT"
     others = [choice(127, 1024), choice(128, 255), choice(256, 380), choice(1024, 4096, steps=6)]
     assert "SEGMENTED" not in [
         *others,

@@ -109,8 +109,8 @@ class Muon(torch.optim.Optimizer):
             ns_steps: number of Newton-Schulz steps. Steps past the given rows repeat the last row.
             adjust_lr_fn: None or "original": lr * sqrt(max(1, rows / cols)); "match_rms_adamw":
                 lr * 0.2 * sqrt(max(rows, cols)); "spectral_unclamped": lr * sqrt(rows / cols).
-            ns_dtype: dtype of the iteration. None means float16 on CUDA; on CPUs bfloat16 if the hardware multiplies
-                it, else float32.
+            ns_dtype: dtype of the iteration. None means float16 on CUDA; on CPUs bfloat16 if the processor
+                multiplies it faster than float32, else float32.
             rule: how the orthogonalised update moves weights. "muon"; or "normuon": divided by a second moment of each
                 neuron (a row of an [out, in] matrix), then scaled to the norm that it had; or "adamuon": that of the
                 direction's signs, divided by a second moment of each element; or a name given to

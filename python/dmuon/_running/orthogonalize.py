@@ -34,8 +34,8 @@ def orthogonalize(
             steps), or rows (a, b, c). Steps past the last row repeat it. A polynomial that diverges above
             1 needs a margin in 16 bits, which the rows of "polar_express" have (docs/options.md).
         ns_steps: number of steps, in [0, 99].
-        ns_dtype: dtype of the iteration and the result. None means fp16 on GPUs; on CPUs bf16 if the hardware
-            multiplies it, else fp32.
+        ns_dtype: dtype of the iteration and the result. None means fp16 on GPUs; on CPUs bf16 if the processor
+            multiplies it faster than fp32, else fp32.
 
     Returns:
         A new tensor with `x`'s shape, in `ns_dtype`.

@@ -116,7 +116,7 @@ class CpuElementwise final : public Elementwise {
   std::string_view name() const override { return "cpu"; }
 
   at::ScalarType default_dtype() const override {
-    return multiplies_bf16() ? at::kBFloat16 : at::kFloat;
+    return prefers_bf16() ? at::kBFloat16 : at::kFloat;
   }
 
   // The norm is taken in fp64.

@@ -8,6 +8,9 @@ namespace dmuon::newton_schulz {
 /// emulates bf16, more slowly than fp32.
 bool multiplies_bf16();
 
+/// True if the machine multiplies bf16 at a higher rate than fp32.
+bool prefers_bf16();
+
 /// True if kernels/cpu multiplies this dtype on this machine (products/avx512.cpp).
 bool kernels_multiply(at::ScalarType dtype);
 
