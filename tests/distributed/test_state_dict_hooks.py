@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -304,6 +305,26 @@ def with_other_placements(mesh: Any, dtype: torch.dtype) -> list[str]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dtensors_that_are_cut_otherwise_load_exactly(ranks, dtype):
     assert ranks.run(with_other_placements, (2, 2), dtype=dtype) == [[]] * 4
+
+
+def of_a_file_with_a_former_head(mesh: Any, names: list[str]) -> list[str]:
+    """Rank 0 alone has read the file, which has a tensor that is no more and lacks one that is new."""
+    full = dsd.StateDictOptions(full_state_dict=True)
+    file = dsd.get_model_state_dict(stock(mesh, names, 5, "before"), options=full)
+    file["former_head.weight"] = torch.ones(3)
+    file.pop("norm.weight")
+    options = dsd.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+    models = [under_dmuon(mesh, names, "before", False)[0], stock(mesh, names, 0, "before")]
+    found = [
+        dsd.set_model_state_dict(model, copy.deepcopy(file) if place_of(mesh)[0] == 0 else {}, options=options)
+        for model in models
+    ]
+    return differences(models[0].state_dict(), models[1].state_dict()) + ([] if found[0] == found[1] else found)
+
+
+@pytest.mark.parametrize("names", [[], ["transposed"]], ids=str)  # hooks may change values later
+def test_a_key_that_rank_0_alone_has_and_nobody_uses_is_ignored_as_under_stock_fsdp2(ranks, names):
+    assert ranks.run(of_a_file_with_a_former_head, (2, 2), names=names) == [[]] * 4
 
 
 def on_another_mesh(mesh: Any) -> str:

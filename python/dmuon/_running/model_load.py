@@ -115,7 +115,9 @@ class ModelLoad:
             facts += [
                 f"'{self._runtime.leaves[index].name}' {_form(load.values[index])}" for index in sorted(load.values)
             ]
-            facts.append(f"no {sorted(incompatible.missing_keys)}, and {sorted(incompatible.unexpected_keys)} too")
+            facts.append(f"no {sorted(incompatible.missing_keys)}")
+            if self._strict:  # else a rank may have keys that are not used, as rank 0 whose file has a former head
+                facts.append(f"{sorted(incompatible.unexpected_keys)} too")
             if problems := [*load.problems, *load.errors]:
                 raise ValueError(f"{_LOAD}: {problems[0]} No matrix has been loaded.")
         self._commit(load.values)
@@ -167,7 +169,7 @@ class ModelLoad:
             unknown = [
                 key for key in state_dict if key.startswith(prefix) and key not in known and not key.startswith(later)
             ]
-            facts.append(f"no {sorted(missing)}, and {sorted(unknown)} too")
+            facts.append(f"no {sorted(missing)}")
             facts.append(f"hooks that may change values of {list(late)}")
             if strict:
                 _refuse_keys(missing, unknown)
