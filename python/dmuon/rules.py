@@ -69,7 +69,7 @@ def register(
         raise ValueError(
             f"{where}: expected one function, as after or as move; got after={_kind(after)}, move={_kind(move)}"
         )
-    if not user_rules.add(name, function, move is not None, _checked_states(state or {}, where)):
+    if not user_rules.add(name, function, move is not None, _checked_states({} if state is None else state, where)):
         raise ValueError(f"{where}: name: expected one that no other rule has, got {name!r} again")
 
 

@@ -202,12 +202,13 @@ def dmuon_alone_is_told(mesh: Any) -> None:
     s.train(0)
 
 
-@refused("gradient_divide_factor: expected a positive number or None, got 0", factor=0)
-@refused("gradient_divide_factor: expected a positive number or None, got -1.0", factor=-1.0)
-@refused("gradient_divide_factor: expected a positive number or None, got inf", factor=math.inf)
-@refused("gradient_divide_factor: expected a positive number or None, got nan", factor=math.nan)
-@refused("gradient_divide_factor: expected a positive number or None, got True", factor=True)
-@refused("gradient_divide_factor: expected a positive number or None, got '1'", factor="1")
+@refused("gradient_divide_factor: expected a positive number that fp32 can hold, or None, got 1e-300", factor=1e-300)
+@refused("gradient_divide_factor: expected a positive number that fp32 can hold, or None, got 0", factor=0)
+@refused("gradient_divide_factor: expected a positive number that fp32 can hold, or None, got -1.0", factor=-1.0)
+@refused("gradient_divide_factor: expected a positive number that fp32 can hold, or None, got inf", factor=math.inf)
+@refused("gradient_divide_factor: expected a positive number that fp32 can hold, or None, got nan", factor=math.nan)
+@refused("gradient_divide_factor: expected a positive number that fp32 can hold, or None, got True", factor=True)
+@refused("gradient_divide_factor: expected a positive number that fp32 can hold, or None, got '1'", factor="1")
 def no_factor(mesh: Any, factor: Any) -> None:
     dedicated(mesh, gradient_divide_factor=factor)
 

@@ -296,7 +296,9 @@ def while_applied(mesh: Any, what: str) -> None:
 @refused("Ema.load_state_dict: weights:", "missing ['blocks.1.up.weight']", how="missing")
 @refused("Ema.load_state_dict: 'blocks.1.up.weight': expected shape (41, 24), got (2, 2)", how="shape")
 @refused("Ema.load_state_dict: 'embedding.weight': expected a DTensor with (Replicate(), Shard(dim=0))", how="mesh")
-@refused("Ema.load_state_dict: num_updates: expected a number, got 'many'", how="number")
+@refused("Ema.load_state_dict: num_updates: expected an int from 0, got 'many'", how="number")
+@refused("Ema.load_state_dict: num_updates: expected an int from 0, got -4", how="negative")
+@refused("Ema.load_state_dict: weights: expected a dict by name, got None", how="no weights")
 @refused("Ema.load_state_dict: state_dict: expected", "got ['model']", how="foreign")
 def what_does_not_fit(mesh: Any, how: str) -> None:
     ema = dmuon.Ema(ready(mesh)[0])
@@ -308,6 +310,10 @@ def what_does_not_fit(mesh: Any, how: str) -> None:
             state["weights"]["embedding.weight"] = distribute_tensor(torch.zeros(29, 24), table, [Shard(0)])
         case "number":
             state["num_updates"] = "many"
+        case "negative":
+            state["num_updates"] = -4
+        case "no weights":
+            state["weights"] = None
         case "missing":
             del state["weights"]["blocks.1.up.weight"]
         case "shape":

@@ -106,6 +106,21 @@ def test_fsdp2_must_find_on_the_host_what_it_keeps_there(ranks):
         assert "fully_shard has CPUOffloadPolicy. Expected: model.to_empty(device='cpu')" in message
 
 
+def scaled(mesh: Any) -> None:
+    rank, size = place_of(mesh)
+    model = from_shards(mesh)
+    opt = dmuon.Muon(model, LR, WEIGHT_DECAY, ns_dtype=torch.float32)
+    scaler = torch.amp.GradScaler(mesh.device_type)
+    scaler.scale(language_loss(0, size)(model, rank)).backward()
+    scaler.step(opt)
+
+
+@pytest.mark.skipif(TEST_DEVICE == "cpu", reason="torch copies the factor to the host at once there")
+def test_a_scaler_whose_factor_may_arrive_late_is_refused(ranks):
+    for message in ranks.run(attempt, (2, 2), program=scaled, options={}):
+        assert "GradScaler with FSDP2's CPUOffloadPolicy" in message and "Expected: bfloat16" in message
+
+
 def test_training_and_the_mean_are_those_of_one_process(ranks):
     *notes, (*norms, expected, initial) = check(ranks, on_the_host, schedule=AHEAD)
     for *found, mean, _ in notes:

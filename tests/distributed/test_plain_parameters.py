@@ -128,6 +128,40 @@ def test_moments_are_loaded_into_the_order_of_the_parameters_memory():
     torch.testing.assert_close(*ends)
 
 
+class Scaled(nn.Module):
+    """A layer whose output a parameter scales, of whatever dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8, bias=False)
+        self.scale = nn.Parameter(torch.linspace(1, 2, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x) * self.scale.float()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_moments_follow_parameters_that_are_cast_between_steps(fused):
+    torch.manual_seed(0)
+    model = Scaled()
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model, adamw_lr=0.1, adamw_groups=[{"params": "scale", "fused": fused}])
+    alone = nn.Parameter(model.scale.detach().clone())
+    adamw = torch.optim.AdamW([alone], lr=0.1, betas=(0.9, 0.95), weight_decay=0.1, fused=fused)
+    for step, dtype in enumerate((torch.bfloat16, torch.bfloat16, torch.float32)):
+        for parameter, state in ((model.scale, opt.state[model.scale]), (alone, adamw.state[alone])):
+            parameter.data = parameter.to(dtype)
+            for name in ("exp_avg", "exp_avg_sq") if state is adamw.state[alone] else ():
+                state.update({name: state[name].to(dtype)} if name in state else {})
+        opt.zero_grad()
+        model(torch.randn(4, 8)).square().sum().backward()
+        alone.grad = model.scale.grad.clone()
+        opt.step()
+        adamw.step()
+        assert opt.state[model.scale]["exp_avg"].dtype == dtype and opt.state[model.scale]["step"] == step + 1
+        assert torch.equal(model.scale, alone)
+
+
 class Adapted(nn.Module):
     """A model and an adapter beside it."""
 

@@ -175,6 +175,8 @@ def draw(mesh: Any, folder: str) -> None:
         for name, value in (("step", 2), ("step", -3), ("only_ranks", [4]), ("only_ranks", [])):
             message = raised(lambda wrong={name: value}: profile.save_picture(Path(folder) / "no.png", **wrong))
             assert f"save_picture: {name}: expected" in message and message.endswith(f"got {value}")
+        message = raised(lambda: profile.save_picture("step.bogus"))
+        assert "profile.save_picture: expected a file that ends in one of" in message
 
 
 def test_pictures(ranks, tmp_path):

@@ -16,6 +16,7 @@ from pool import make_mesh
 from refusals import REFUSED, Refusals, expect_refusal, rank_of, ready, with_gradients
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import fully_shard
+from training import weights_of
 
 import dmuon
 
@@ -229,8 +230,29 @@ def nested_full_params(mesh: Any) -> None:
 
 @refused("clip_grad_norm_: max_norm: expected a positive number, got -1.0", max_norm=-1.0)
 @refused("clip_grad_norm_: max_norm: expected a positive number, got True", max_norm=True)
-def clip_bad_norm(mesh: Any, max_norm: Any) -> None:
-    dmuon.clip_grad_norm_(with_gradients(mesh)[0], max_norm)
+@refused("clip_grad_norm_: max_norm: expected a positive number, got 1000", max_norm=10**400, only_on=1)
+def clip_bad_norm(mesh: Any, max_norm: Any, only_on: int | None = None) -> None:
+    dmuon.clip_grad_norm_(with_gradients(mesh)[0], max_norm if only_on in (None, rank_of(mesh)) else 1.0)
+
+
+@refused("param_groups[0]: lr: expected a number, got a Tensor of shape ()", key="lr", value=torch.tensor(1j))
+@refused("param_groups[1]: amsgrad: expected True or False, got 1", key="amsgrad", value=1)
+@refused("TypeError: ", key="params", value=None)
+def group_that_one_rank_spoils(mesh: Any, key: str, value: Any) -> None:
+    model, opt = with_gradients(mesh)
+    before = weights_of(model)
+    if rank_of(mesh) == 1:
+        opt.param_groups[key == "amsgrad"][key] = value
+    try:
+        opt.step()
+    finally:
+        assert all(torch.equal(weight, before[name]) for name, weight in weights_of(model).items())
+
+
+@refused("full_params: writeback: expected True or False, got 'False'")
+def full_params_with_a_text(mesh: Any) -> None:
+    with dmuon.full_params(ready(mesh)[0], writeback="False"):  # type: ignore[arg-type]
+        pass
 
 
 @refused("clip or step after a backward under no_sync", "outside")

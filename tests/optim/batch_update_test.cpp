@@ -116,8 +116,8 @@ TEST(BatchUpdate, NamesTheStepInErrors) {
   MuonGroup group = group_of(muon(0.05));
   group.choices[{3, 4}].backend = "another";
   EXPECT_EQ(message_of(group).find("Muon.step: choice.backend must be one of "), 0);
-  group.iteration.eps = 2;
-  EXPECT_EQ(message_of(group), "Muon.step: eps must be in [0, 1]; got 2");
+  group.iteration.eps = -2;
+  EXPECT_EQ(message_of(group), "Muon.step: eps must be at least 0 and finite; got -2");
 }
 
 // A matrix's update is the same alone, among others, and in blocks of columns of a wider one: by

@@ -66,6 +66,8 @@ def test_a_named_model_has_its_own_sequence():
         ({"model": "pi0", "select": lambda *_: True}, "simulate: select: expected none"),
         ({"costs": "none.json"}, "simulate: costs: cannot read"),
         ({"tensor_parallel": 3}, "simulate: tensor_parallel: expected a divisor of the 4 GPUs of a node, got 3"),
+        ({"tensor_parallel": 2, "rule": "normuon"}, "simulate: rule: expected 'muon' under tensor .*, got 'normuon'"),
+        ({"rule": None}, "simulate: rule: expected the name of a rule, got None"),
         ({"lookahead": -1}, "simulate: lookahead: expected"),
         ({"node_copy": 1}, "simulate: node_copy: expected True or False, got 1"),
         ({"max_memory_bytes": 1}, "memory"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from dmuon._setup.hyperparameters import (
@@ -44,6 +46,11 @@ ADAMW = {"algorithm": "adamw", "lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "w
         ("lr", "fast", "lr: expected a number, got 'fast'"),
         ("lr", "0.02", "lr: expected a number, got '0.02'"),
         ("lr", None, "lr: expected a number, got None"),
+        ("lr", True, "lr: expected a number, got True"),
+        pytest.param("lr", 10**309, "lr: expected a number, got 1000", id="lr beyond fp64"),
+        ("lr", Decimal("0.1"), r"lr: expected a number, got Decimal\('0.1'\)"),
+        ("lr", torch.tensor(1j), r"lr: expected a number, got a Tensor of shape \(\)"),
+        ("lr", torch.empty((), device="meta"), r"lr: expected a number, got a Tensor of shape \(\)"),
         ("lr", torch.ones(2), r"lr: expected one element, got a tensor of shape \(2,\)"),
         ("momentum", 1.0, r"momentum: expected a number in \[0, 1\), got 1"),
         ("ns_steps", 0, r"ns_steps: expected an int in \[1, 99\], got 0"),
@@ -56,7 +63,13 @@ ADAMW = {"algorithm": "adamw", "lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "w
         ("ns_coefficients", [(1.0, 2.0)], r"expected rows \(a, b, c\) or a name, got .*: a row has another"),
         ("ns_coefficients", [(1.0, 2.0, math.nan)], "^Muon: ns_coefficients: expected .* nan"),
         ("ns_coefficients", [], r"^Muon: ns_coefficients: expected .* or a name, got \[\] .*at least one row"),
+        ("ns_coefficients", iter([QUINTIC]), r"^Muon: ns_coefficients: expected .* no len\(\)"),
         ("adjust_lr_fn", "slow", "slow"),
+        ("adjust_lr_fn", "", "adjust_lr_fn: expected 'original', .* got ''"),
+        ("adjust_lr_fn", False, "adjust_lr_fn: expected a name or None, got False"),
+        ("algorithm", "sgd", "algorithm: expected 'muon' or 'adamw', got 'sgd'"),
+        ("rule", "shampoo", "rule: expected one of .*, got 'shampoo'"),
+        ("rule", "normuon", "expected a group with 'beta2', got one without"),
     ],
 )
 def test_a_bad_hyperparameter_of_muon_is_named(name, value, words):
@@ -74,6 +87,10 @@ def test_a_bad_hyperparameter_of_muon_is_named(name, value, words):
         ("betas", (0.9, 0.95, 0.99), "^Muon: adamw_betas: expected two numbers, got"),
         ("betas", (1.0, 0.95), r"^Muon: adamw_betas: expected a number in \[0, 1\), got 1"),
         ("betas", (0.9, -0.1), r"^Muon: adamw_betas: expected a number in \[0, 1\), got -0.1"),
+        ("amsgrad", 1, "^Muon: adamw_amsgrad: expected True or False, got 1"),
+        ("maximize", None, "^Muon: adamw_maximize: expected True or False, got None"),
+        ("fused", "x", "^Muon: adamw_fused: expected True or False, or None, got 'x'"),
+        ("differentiable", True, "^Muon: adamw_differentiable: expected False, got True"),
     ],
 )
 def test_a_bad_hyperparameter_of_adamw_is_named(name, value, words):
@@ -88,6 +105,7 @@ def test_a_bad_hyperparameter_of_adamw_is_named(name, value, words):
         {"lr": 0, "weight_decay": 0, "momentum": 0, "eps": 0},
         {"lr": torch.tensor(0.1), "momentum": torch.tensor([0.9])},
         {"ns_steps": 99, "ns_dtype": None, "nesterov": False},
+        {"lr": np.float32(0.1), "eps": 10.0, "rule": "muon"},
         {"ns_coefficients": QUINTIC},
         {"ns_coefficients": [list(QUINTIC), [1, 2, 3]], "adjust_lr_fn": "match_rms_adamw"},
     ],
@@ -119,8 +137,10 @@ def test_a_rate_that_rounding_has_put_below_0_counts_as_0(group):
         (QUINTIC, 2, [QUINTIC] * 2),
         ([(1, 2, 3), (4, 5, 6)], 3, [(1, 2, 3), (4, 5, 6), (4, 5, 6)]),
         ([(1, 2, 3), (4, 5, 6)], 1, [(1, 2, 3)]),
+        (np.array([(1, 2, 3), (4, 5, 6)]), 2, [(1, 2, 3), (4, 5, 6)]),
+        (torch.tensor([1, 2, 3]), 1, [(1, 2, 3)]),
     ],
-    ids=["a name", "one row", "several rows", "more rows than steps"],
+    ids=["a name", "one row", "several rows", "more rows than steps", "an array", "a tensor"],
 )
 def test_coefficients_become_a_row_a_step(given, steps, rows):
     assert [tuple(row) for row in resolved_coefficients(given, steps)] == rows

@@ -190,6 +190,13 @@ def test_bad_units_are_refused(units, words):
         chosen_units(tree(body=Mlp()), units)
 
 
+def test_a_function_of_units_answers_true_or_false():
+    with pytest.raises(ValueError, match=r"^dedicate_params: units: expected True or False for '', got 'x'$"):
+        chosen_units(tree(body=Mlp()), lambda name, module: "x")
+    with pytest.raises(ValueError, match=r"^dedicate_params: units: raised ZeroDivisionError for 'body': division"):
+        chosen_units(tree(body=Mlp()), lambda name, module: bool(name and 1 / 0))
+
+
 def test_a_module_in_two_units_is_refused():
     root = tree(body=Mlp())
     with pytest.raises(ValueError, match=r"expected 'body\.up' in one unit, got it in two"):

@@ -14,6 +14,7 @@ from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.agreement import ENDS, agreement
 from dmuon._setup.attributes import give_attributes
 from dmuon._setup.checksum import checksum
+from dmuon._setup.option_values import require
 from dmuon._setup.place import clean_name, joined
 from dmuon._setup.slices import cut_like, local_part
 
@@ -40,11 +41,12 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     runtime = runtime_of(model, "full_params")
     if runtime.whole:
         raise ValueError("full_params: model: expected one context at a time, got a nested one")
-    if writeback:
+    if writeback is True:
         runtime.refuse_while_averaged("full_params(writeback=True)")
     runtime.meet("full_params")
     with agreement(runtime.ranks, "full_params") as facts:
-        facts.append(f"writeback={bool(writeback)}")
+        require("full_params", isinstance(writeback, bool), "writeback", "True or False", writeback)
+        facts.append(f"writeback={writeback}")
     swapped = _other_places(model)
     wholes = [
         nn.Parameter(runtime.gathered(index, "master").to(placeholder.dtype), placeholder.requires_grad)
@@ -55,7 +57,7 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     for held, whole in (*zip(runtime.placeholders, wholes, strict=True), *((p, others[id(p)]) for p in parameters)):
         give_attributes(whole, vars(held))
     hooks = _suspend_load_hooks([module for _, module, _, _ in swapped])
-    runtime.whole, runtime.writes_back = True, bool(writeback)
+    runtime.whole, runtime.writes_back = True, writeback
     try:
         for leaf, whole in zip(runtime.leaves, wholes, strict=True):
             for place in leaf.places:
@@ -138,9 +140,9 @@ def _write_back(runtime: Runtime, swapped: list[_Place]) -> None:
                 master.copy_(values)
         if index in runtime.shards.without_values and new.any():  # its master is zero
             runtime.shards.without_values.discard(index)
-    runtime.publish()
     for (_, _, _, parameter), whole in zip(swapped, wholes, strict=True):
         local_part(parameter).copy_(local_part(cut_like(whole, parameter)))
+    runtime.publish()
 
 
 def _current(module: nn.Module, attribute: str, name: str, shape: torch.Size) -> torch.Tensor:

@@ -209,7 +209,7 @@ class Profile:
             only_ranks: global ranks to draw. None means the first four.
 
         Raises:
-            ValueError: there is no such step or rank.
+            ValueError: there is no such step or rank, or matplotlib does not write this format.
             ImportError: matplotlib is missing.
         """
         if self.num_steps == 0:

@@ -9,6 +9,7 @@ from typing import Any
 from dmuon import _plan
 from dmuon._planning.task import plan_options, task_of
 from dmuon._setup import user_rules
+from dmuon._setup.hyperparameters import RULE
 from dmuon._setup.option_values import require, require_path
 from dmuon._setup.strategies import require_strategy
 
@@ -51,6 +52,9 @@ class Basis:
         good = type(self.tensor_parallel) is int and self.tensor_parallel >= 1 and gpus % self.tensor_parallel == 0
         divisor = f"a divisor of the {gpus} GPUs of a node"
         require(self.function, good, "tensor_parallel", divisor, self.tensor_parallel)
+        require(self.function, isinstance(self.rule, str), "rule", "the name of a rule", self.rule)
+        good = self.tensor_parallel == 1 or self.rule == RULE
+        require(self.function, good, "rule", f"'{RULE}' under tensor parallelism, which cuts matrices", self.rule)
         good = nodes * gpus // self.tensor_parallel <= most_owners
         require(self.function, good, "mesh", f"at most {most_owners} owners, as more take minutes", mesh)
         return _plan.Mesh(nodes, gpus // self.tensor_parallel, self.tensor_parallel)

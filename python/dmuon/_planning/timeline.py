@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dmuon._planning.pictures import new_figure
+from dmuon._planning.pictures import new_figure, require_format
 
 LANES = {
     "compute": "compute",
@@ -142,8 +142,10 @@ def draw(path: str | os.PathLike[str], panels: Sequence[Panel], title: str, axis
     """Writes one picture with the lanes of each panel, one below the other.
 
     Raises:
-        ImportError: matplotlib is missing. Names `function`.
+        ImportError: matplotlib is missing. Names `function`, as the next one.
+        ValueError: matplotlib does not write this format.
     """
+    require_format(path, function)
     # A mesh of one node has a lane less.
     lanes = [lane for lane in LANES if lane == "compute" or any(bar.lane == lane for p in panels for bar in p.bars)]
     figure = new_figure(function, figsize=(_INCHES, 1.4 + len(panels) * (0.25 + 0.36 * len(lanes))), dpi=150)

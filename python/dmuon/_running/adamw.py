@@ -31,7 +31,10 @@ class InnerAdamW:
         self._adamw = self._adamw or completed
 
     def make_state(self, groups: Iterable[dict[str, Any]], state: Any) -> None:
-        """Makes what parameters lack of AdamW's state, so that it can be saved and loaded: zeros."""
+        """Makes what parameters lack of AdamW's state, so that it can be saved and loaded: zeros.
+
+        Moments follow parameters that were cast or moved, as in a load.
+        """
         for group in groups:
             for parameter in [parameter for parameter in group["params"] if parameter.requires_grad]:
                 of_parameter = state.setdefault(parameter, {})
@@ -39,8 +42,10 @@ class InnerAdamW:
                     device = _device_of_step(group, parameter)
                     of_parameter["step"] = torch.zeros((), dtype=torch.float32, device=device)
                 for name in adamw_moments(group):
-                    if name not in of_parameter:
+                    if (moment := of_parameter.get(name)) is None:
                         of_parameter[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                    elif (moment.dtype, moment.device) != (parameter.dtype, parameter.device):
+                        of_parameter[name] = moment.to(parameter)
 
     def step(self, groups: Sequence[dict[str, Any]], state: Any, applies: torch.Tensor) -> None:
         """Updates parameters that have a gradient, unless `applies`, a [] bool, is false.

@@ -12,6 +12,8 @@ import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dmuon._running.runtime import Runtime, runtime_of
+from dmuon._setup.option_values import number_of
+from dmuon._setup.shown import shown
 
 
 @torch.compiler.disable(reason="dmuon.clip_grad_norm_ sends messages")  # type: ignore[untyped-decorator]
@@ -103,10 +105,8 @@ def _runtimes(model: nn.Module | Iterable[nn.Module]) -> list[Runtime]:
 
 
 def _problem(max_norm: Any, norm_type: Any, error_if_nonfinite: Any, pp_mesh: Any) -> str | None:
-    is_number = isinstance(max_norm, int | float) and not isinstance(max_norm, bool)
-    single = max_norm.numel() == 1 if isinstance(max_norm, torch.Tensor) else is_number
-    if not single or not float(max_norm) > 0:
-        return f"clip_grad_norm_: max_norm: expected a positive number, got {max_norm!r}"
+    if (number := number_of(max_norm)) is None or not number > 0:
+        return f"clip_grad_norm_: max_norm: expected a positive number, got {shown(max_norm)}"
     if isinstance(norm_type, bool) or not isinstance(norm_type, int | float) or norm_type != 2:
         return f"clip_grad_norm_: norm_type: expected 2, the only norm that is supported, got {norm_type!r}"
     if not isinstance(error_if_nonfinite, bool):

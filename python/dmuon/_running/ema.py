@@ -15,8 +15,10 @@ from torch.distributed.tensor import DTensor
 from dmuon._running.runtime import runtime_of
 from dmuon._saving.owned_shards import MASTER
 from dmuon._setup.agreement import agreement
+from dmuon._setup.option_values import number_of
 from dmuon._setup.place import clean_name
 from dmuon._setup.placeholder import OwnedTensor
+from dmuon._setup.shown import shown
 from dmuon._setup.slices import cut_like, local_part
 
 
@@ -46,7 +48,8 @@ class Ema:
         runtime.refuse_inside_full_params("Ema()")
         runtime.meet("Ema()")  # reshards: a forward alone leaves FSDP2's parameters whole
         with agreement(runtime.ranks, "Ema") as facts:
-            facts.append(f"decay {_checked_decay(decay, 'Ema')}")
+            decay = _checked_decay(decay, "Ema")
+            facts.append(f"decay {decay}")
         self.decay, self.num_updates = decay, 0
         # The number of means and masters that have changed places, and the former values of a pair that is about to.
         self._exchanged: tuple[int, list[tuple[torch.Tensor, torch.Tensor]]] = (0, [])
@@ -158,7 +161,8 @@ class Ema:
         if not isinstance(saved, Mapping) or saved.keys() != keys:
             got = sorted(saved) if isinstance(saved, Mapping) else type(saved).__name__
             raise ValueError(f"{load}: state_dict: expected {sorted(keys)}, got {got}")
-        weights = saved["weights"]
+        if not isinstance(weights := saved["weights"], Mapping):
+            raise ValueError(f"{load}: weights: expected a dict by name, got {shown(weights)}")
         names = {leaf.name: index for index, leaf in enumerate(self._runtime.leaves)}
         if weights.keys() != (expected := {*names, *self._means}):
             missing, unknown = sorted(expected - weights.keys()), sorted(weights.keys() - expected)
@@ -171,8 +175,8 @@ class Ema:
             )
             if problem:
                 raise ValueError(f"{load}: '{name}': {problem}")
-        if type(saved["num_updates"]) is not int:
-            raise ValueError(f"{load}: num_updates: expected a number, got {saved['num_updates']!r}")
+        if type(saved["num_updates"]) is not int or saved["num_updates"] < 0:
+            raise ValueError(f"{load}: num_updates: expected an int from 0, got {shown(saved['num_updates'])}")
         return _checked_decay(saved["decay"], load), saved["num_updates"], weights
 
     def _owned(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -227,6 +231,6 @@ def _cut(tensor: DTensor) -> tuple[Any, ...]:
 
 
 def _checked_decay(decay: Any, function: str) -> float:
-    if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay <= 1:
-        raise ValueError(f"{function}: decay: expected a number from 0 to 1, got {decay!r}")
-    return float(decay)
+    if (number := number_of(decay)) is None or not 0 <= number <= 1:
+        raise ValueError(f"{function}: decay: expected a number from 0 to 1, got {shown(decay)}")
+    return number

@@ -26,8 +26,10 @@ def problem_of_unreduced(model: nn.Module, modules: Sequence[FSDPModule]) -> str
             return (
                 f"dmuon: clip or step: FSDP2 has not reduced the gradients of '{name_of(module, model)}', because "
                 "set_requires_gradient_sync(False), set_requires_all_reduce(False) or set_is_last_backward(False) was "
-                "called, or they were frozen after a backward under no_sync. Expected: True in each of them before the "
-                "last backward of a step, and parameters that are frozen between steps alone."
+                "called, or they were frozen after a backward under no_sync, or one torch.autocast was around several "
+                "forwards, whose cache keeps casts of weights that FSDP2 has freed. Expected: True in each of them "
+                "before the last backward of a step, parameters that are frozen between steps alone, and an autocast "
+                "around each forward."
             )
     return None
 
@@ -57,6 +59,14 @@ def discard_unreduced(modules: Sequence[FSDPModule], has_sums: bool) -> list[nn.
             held += [p.sharded_param for p in group.fsdp_params if p.sharded_param.requires_grad]
             _discard(group)
     return held
+
+
+def let_gathers_wait(modules: Sequence[FSDPModule]) -> None:
+    """Lets FSDP2's next gathers wait for what the current stream has written. Only those of a new forward do so."""
+    states = {id(state._comm_ctx): state for state in (module._get_fsdp_state() for module in modules)}
+    for state in states.values():
+        if (stream := getattr(state._comm_ctx, "all_gather_copy_in_stream", None)) is not None:  # a forward makes it
+            stream.wait_stream(state._device_handle.current_stream())
 
 
 def end_failed_backward(modules: Sequence[FSDPModule]) -> bool:

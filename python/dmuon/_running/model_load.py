@@ -68,7 +68,9 @@ class ModelLoad:
             module._load_state_dict_pre_hooks.move_to_end(hook)  # type: ignore[attr-defined]
         self._strict, self._load = given.get("strict", True), None
         try:
-            return type(model).load_state_dict(model, state_dict, *args, **kwargs)
+            loaded = type(model).load_state_dict(model, state_dict, *args, **kwargs)
+            self._runtime.renew_version()
+            return loaded
         except Exception as error:
             if self._load is not None:  # the other ranks wait at the end of the load
                 with contextlib.suppress(ValueError), agreement(self._runtime.ranks, _LOAD):

@@ -106,7 +106,13 @@ class Gradient:
             [] bool, True if every gradient of the model is finite, on every rank; and the gradients of other parameters
             that this rank lacked until now.
         """
-        step_agreement = self._alive().step_agreement
+        step_agreement, device = self._alive().step_agreement, self._alive().device
+        others = (p for group in step_agreement.optimizer.param_groups for p in group["params"] if p.grad is not None)
+        if device.type != "cpu" and any(parameter.device.type == "cpu" for parameter in others):
+            raise ValueError(
+                "dmuon: GradScaler with FSDP2's CPUOffloadPolicy: torch unscales the host's gradients by a factor that "
+                "may not have arrived there yet. Expected: bfloat16, which needs no scaler; or no CPUOffloadPolicy."
+            )
         return step_agreement.verdict().finite(), step_agreement.plain.made
 
 

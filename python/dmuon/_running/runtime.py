@@ -20,6 +20,7 @@ from dmuon._planning.owner_plan import Plan
 from dmuon._running.buffers import Buffers
 from dmuon._running.copies import Copies
 from dmuon._running.graphs import batch_graphs
+from dmuon._running.host_state import let_gathers_wait
 from dmuon._running.one_thread import OneThread
 from dmuon._running.owned_gradient import Gradient, GradientTensor
 from dmuon._running.owned_state import OwnedState
@@ -271,6 +272,8 @@ class Runtime:
     def renew_version(self) -> None:
         """Notes that weights are others from now on."""
         self.version = next(self._versions)
+        if self.device.type != "cpu":
+            let_gathers_wait(self.fsdp_modules)
 
     def refuse_inside_full_params(self, what: str) -> None:
         """Raises ValueError while every weight is whole, or offloaded."""

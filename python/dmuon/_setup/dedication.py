@@ -166,12 +166,13 @@ def dedicate_params(
     """
     plain = unwrapped(model)
     mesh_there, policy_there = mesh_and_policy_of(plain)
-    mesh, mp_policy = mesh or mesh_there, mp_policy or policy_there
+    mesh = mesh_there if mesh is None else mesh
+    mp_policy = policy_there if mp_policy is None else mp_policy
     ranks = resolve_ranks(mesh, plain, timeout, functools.partial(tensor_mesh_of, plain))
     step = (node_copy, lookahead, max_units_in_flight, reshard_after_forward, late_updates, replicated)
     planning = Planning(strategy, plan, costs, layout_slack, max_memory_bytes)
     across_ranks = AcrossRanks(sync_from_rank0, gradient_divide_factor, broadcast_buffers)
-    policy = mp_policy or MixedPrecisionPolicy()
+    policy = MixedPrecisionPolicy() if mp_policy is None else mp_policy
     with agreement(ranks, "dedicate_params") as facts:
         model = plain_module(model, "dedicate_params")
         check_mesh(mesh)

@@ -10,6 +10,7 @@ import torch
 
 from dmuon import _C, _plan
 from dmuon._setup import user_rules
+from dmuon._setup.option_values import number_of
 from dmuon._setup.shown import shown
 
 NsCoefficients = str | Sequence[float] | Sequence[Sequence[float]]
@@ -113,11 +114,10 @@ def rate_of(group: dict[str, Any], first: Any = 0.0) -> Any:
     Rounding is less than 1e-12 of the group's `initial_lr`, which schedulers set, else of `first`, the constructor's.
     """
     lr = group["lr"]
-    try:
-        least = -_ROUNDING * float(group.get("initial_lr", first))
-        return 0.0 if least < float(lr) < 0 else lr
-    except (TypeError, ValueError, RuntimeError):  # `check_group` says what is wrong
+    number, initial = number_of(lr), number_of(group.get("initial_lr", first))
+    if number is None or initial is None:  # `check_group` says what is wrong
         return lr
+    return 0.0 if -_ROUNDING * initial < number < 0 else lr
 
 
 def native_group(
@@ -136,7 +136,7 @@ def native_group(
         **numbers,
         nesterov=bool(group["nesterov"]),
         coefficients=coefficients,
-        adjust_lr_fn=group["adjust_lr_fn"] or "original",
+        adjust_lr_fn="original" if group["adjust_lr_fn"] is None else group["adjust_lr_fn"],
         ns_dtype=ns_dtype,
         choices=choices,
         rule=user_rules.native(rule_of(group)),
@@ -156,8 +156,8 @@ def resolved_coefficients(
     """
     try:
         if not isinstance(given, str):
-            rows: Any = list(given)
-            if rows and not isinstance(rows[0], Sequence):
+            rows: Any = [given[i] for i in range(len(given))]  # an iterator would be used up
+            if rows and number_of(rows[0]) is not None:
                 rows = [rows]
             if any(len(row) != 3 for row in rows):
                 raise ValueError("a row has another number of them")
@@ -173,12 +173,8 @@ def resolved_coefficients(
 def _number(argument: str, value: Any, most: float = math.inf) -> None:
     if isinstance(value, torch.Tensor) and value.numel() != 1:
         raise ValueError(f"{argument}: expected one element, got a tensor of shape {tuple(value.shape)}")
-    try:
-        if isinstance(value, str):  # even "0.1": a scheduler would compute with it
-            raise TypeError
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{argument}: expected a number, got {shown(value)}") from None
+    if (number := number_of(value)) is None:  # even "0.1": a scheduler would compute with it
+        raise ValueError(f"{argument}: expected a number, got {shown(value)}")
     if not 0 <= number < most:
         raise ValueError(f"{argument}: expected a number in [0, {most:g}), got {number:g}")
     if number > torch.finfo(torch.float32).max:
@@ -191,12 +187,18 @@ def check_group(group: dict[str, Any], where: str = "", first_lr: Any = 0.0) -> 
     `where` names the group in the message. Without it the message names Muon's arguments. `first_lr` is as in
     `rate_of`.
     """
-    of_muon = group.get("algorithm") == "muon"
-    of_rule = ("beta2",) if of_muon and "rule" in group else ()
-    for name in ("algorithm", *(_MUON if of_muon else _ADAMW), *of_rule):
+    if (algorithm := group.get("algorithm")) not in ("muon", "adamw"):
+        raise ValueError(f"{where or 'Muon'}: algorithm: expected 'muon' or 'adamw', got {shown(algorithm)}")
+    of_muon = algorithm == "muon"
+    prefix = f"{where}: " if where else "Muon: " if of_muon else "Muon: adamw_"
+    if of_muon and rule_of(group) not in (known := user_rules.all_names()):
+        raise ValueError(
+            f"{prefix}rule: expected one of {known} or a rule of dmuon.rules.register, got {shown(group['rule'])}"
+        )
+    of_rule = ("beta2",) if of_muon and rule_of(group) != RULE else ()
+    for name in (*(_MUON if of_muon else _ADAMW), *of_rule):
         if name not in group:
             raise ValueError(f"{where or 'Muon'}: expected a group with '{name}', got one without")
-    prefix = f"{where}: " if where else "Muon: " if of_muon else "Muon: adamw_"
     _number(f"{prefix}lr", rate_of(group, first_lr))
     for name in ("weight_decay", "eps"):
         _number(f"{prefix}{name}", group[name])
@@ -206,11 +208,8 @@ def check_group(group: dict[str, Any], where: str = "", first_lr: Any = 0.0) -> 
             raise ValueError(f"{prefix}betas: expected two numbers, got {shown(betas)}")
         for beta in betas:
             _number(f"{prefix}betas", beta, 1)
+        _check_switches(group, prefix)
         return
-    if rule_of(group) not in (known := user_rules.all_names()):
-        raise ValueError(
-            f"{prefix}rule: expected one of {known} or a rule of dmuon.rules.register, got {shown(group['rule'])}"
-        )
     for name in ("momentum", *of_rule):
         _number(f"{prefix}{name}", group[name], 1)
     steps = group["ns_steps"]
@@ -219,6 +218,8 @@ def check_group(group: dict[str, Any], where: str = "", first_lr: Any = 0.0) -> 
     for name in ("nesterov", "cautious_weight_decay"):
         if not isinstance(switch := group.get(name, False), bool):
             raise ValueError(f"{prefix}{name}: expected True or False, got {shown(switch)}")
+    if not isinstance(adjust := group["adjust_lr_fn"], str | None):
+        raise ValueError(f"{prefix}adjust_lr_fn: expected a name or None, got {shown(adjust)}")
     if group["ns_dtype"] not in (None, torch.float32, torch.bfloat16, torch.float16, torch.float64):
         raise ValueError(f"{prefix}ns_dtype: expected fp64, fp32, bf16, fp16 or None, got {group['ns_dtype']}")
     try:
@@ -227,3 +228,14 @@ def check_group(group: dict[str, Any], where: str = "", first_lr: Any = 0.0) -> 
         raise ValueError(f"{prefix}a hyperparameter has the wrong type: {error}") from None
     except ValueError as error:
         raise ValueError(prefix + str(error).removeprefix("Muon: ")) from None
+
+
+def _check_switches(group: dict[str, Any], prefix: str) -> None:
+    """Raises ValueError naming the first of AdamW's switches that torch's kernels would refuse in the step."""
+    for name in (*_ADAMW_SWITCHES, "foreach", "fused"):
+        kinds = bool | None if name in ("foreach", "fused") else bool
+        if not isinstance(switch := group.get(name, False), kinds):
+            or_none = ", or None" if kinds is not bool else ""
+            raise ValueError(f"{prefix}{name}: expected True or False{or_none}, got {shown(switch)}")
+    if group.get("differentiable", False):
+        raise ValueError(f"{prefix}differentiable: expected False, got True: no gradient passes through a step of Muon")

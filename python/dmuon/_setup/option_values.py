@@ -15,6 +15,17 @@ def require(function: str, good: bool, argument: str, expected: str, got: object
         raise ValueError(f"{function}: {argument}: expected {expected}, got {got!r}")
 
 
+def number_of(value: object) -> float | None:
+    """Returns a real number, or a tensor or array of one, as a float. Returns None for anything else."""
+    is_array = hasattr(value, "dtype")
+    if not (is_array or isinstance(value, int | float)) or "bool" in str(getattr(value, "dtype", type(value))):
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # several elements, complex, no values, beyond fp64
+        return None
+
+
 def set_option(function: str, options: _plan.StepOptions, name: str, value: object, or_none: bool = False) -> None:
     """Sets an option, whose range C++ checks. Refuses a value that C++ would convert, or cannot hold.
 

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import os
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dmuon import _plan
-from dmuon._setup.option_values import require, require_late_updates, require_path, set_option, set_replicated
+from dmuon._setup.option_values import (
+    number_of,
+    require,
+    require_late_updates,
+    require_path,
+    set_option,
+    set_replicated,
+)
 from dmuon._setup.strategies import require_strategy
 
 STEP = _plan.StepOptions()  # the engine's defaults
 _PLAN = _plan.PlanOptions()
+_FP32 = torch.finfo(torch.float32)
 _require = functools.partial(require, "dedicate_params")
 _set = functools.partial(set_option, "dedicate_params")
 
@@ -60,9 +67,9 @@ class AcrossRanks:
         """Raises a ValueError that names the first bad option of `dedicate_params`."""
         _require(isinstance(self.sync_from_rank0, bool), "sync_from_rank0", "True or False", self.sync_from_rank0)
         factor = self.gradient_divide_factor
-        is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
-        good = factor is None or (is_number and 0 < factor < math.inf)
-        _require(good, "gradient_divide_factor", "a positive number or None", factor)
+        number = number_of(factor)
+        good = factor is None or (number is not None and _FP32.tiny <= number <= _FP32.max)
+        _require(good, "gradient_divide_factor", "a positive number that fp32 can hold, or None", factor)
         good = self.broadcast_buffers is None or isinstance(self.broadcast_buffers, bool)
         _require(good, "broadcast_buffers", "True, False or None", self.broadcast_buffers)
 

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dmuon._setup.place import clean_name
+from dmuon._setup.shown import shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,7 @@ def chosen_units(model: nn.Module, units: Units) -> list[tuple[nn.Module, ...]]:
     """
     names = {module: name for name, module in model.named_modules()}
     if callable(units):
-        return [(module,) for module, name in names.items() if units(clean_name(name), module)]
+        return [(module,) for module, name in names.items() if _is_chosen(units, clean_name(name), module)]
     chosen: list[tuple[nn.Module, ...]] = []
     seen: set[nn.Module] = set()
     for entry in _listed(units):
@@ -61,6 +62,16 @@ def chosen_units(model: nn.Module, units: Units) -> list[tuple[nn.Module, ...]]:
         if modules:
             chosen.append(modules)
     return chosen
+
+
+def _is_chosen(units: Callable[[str, nn.Module], bool], name: str, module: nn.Module) -> bool:
+    try:
+        answer = units(name, module)
+    except Exception as error:  # the user's own
+        raise ValueError(f"dedicate_params: units: raised {type(error).__name__} for '{name}': {error}") from error
+    if not isinstance(answer, bool):
+        raise ValueError(f"dedicate_params: units: expected True or False for '{name}', got {shown(answer)}")
+    return answer
 
 
 def _listed(value: Any) -> Sequence[Any]:

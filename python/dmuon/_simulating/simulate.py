@@ -13,7 +13,7 @@ from dmuon._planning.basis import Basis
 from dmuon._planning.inventory import inventory
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
 from dmuon._setup.hyperparameters import RULE
-from dmuon._setup.option_values import require
+from dmuon._setup.option_values import number_of, require
 from dmuon._setup.options import STEP, Planning
 from dmuon._setup.routing import Select
 from dmuon._simulating.simulation import DEFAULT_TOKENS, MOST_DEVICES, MOST_TOKENS, Simulation, cluster_of
@@ -87,14 +87,14 @@ def simulate(
     require("simulate", good, "mesh", f"at most {MOST_DEVICES} devices", mesh)
     good = tokens is None or (type(tokens) is int and 0 < tokens <= MOST_TOKENS)
     require("simulate", good, "tokens", f"None or a whole number from 1 to {MOST_TOKENS}", tokens)
-    is_number = isinstance(inter_bandwidth, int | float) and not isinstance(inter_bandwidth, bool)
-    good = inter_bandwidth is None or (is_number and 0 < float(inter_bandwidth) < math.inf)
+    bandwidth = number_of(inter_bandwidth)
+    good = inter_bandwidth is None or (bandwidth is not None and 0 < bandwidth < math.inf)
     require("simulate", good, "inter_bandwidth", "None or bytes a second, more than 0", inter_bandwidth)
     networks = _plan.network_names()
     require("simulate", network is None or network in networks, "network", f"None or one of {networks}", network)
     described = _described(model, select, tensor_parallel > 1)
     plan = basis.plan(on, described.inventory)
-    cluster = cluster_of(device, network, inter_bandwidth, mesh[1], tokens or described.sequence or DEFAULT_TOKENS)
+    cluster = cluster_of(device, network, bandwidth, mesh[1], tokens or described.sequence or DEFAULT_TOKENS)
     return Simulation(f"{described.name} on {mesh[0]}x{mesh[1]}", described, plan, cluster)
 
 

@@ -1,6 +1,7 @@
 #include "dmuon/newton_schulz/method.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <span>
 
@@ -119,8 +120,8 @@ void append_matrices(const Tensor& batch, std::int64_t matrix_dims, std::vector<
 void check(const IterationOptions& options, std::string_view function) {
   require(is_floating(options.dtype), function, ": dtype must be fp64, fp32, bf16 or fp16; got ",
           options.dtype);
-  require(0 <= options.eps && options.eps <= 1, function, ": eps must be in [0, 1]; got ",
-          options.eps);
+  require(0 <= options.eps && std::isfinite(options.eps), function,
+          ": eps must be at least 0 and finite; got ", options.eps);
   require(!options.gram_dtype || *options.gram_dtype == options.dtype ||
               *options.gram_dtype == at::kFloat || *options.gram_dtype == at::kDouble,
           function, ": gram_dtype must be dtype, fp32 or fp64; got ",

@@ -37,7 +37,7 @@ inline constexpr double kDefaultEps = 1e-7;
 
 struct IterationOptions {
   Coefficients coefficients;  ///< one row a step; none: the result is the normalised input
-  double eps = kDefaultEps;   ///< in [0, 1]; see orthogonalize
+  double eps = kDefaultEps;   ///< at least 0 and finite; see orthogonalize
   at::ScalarType dtype = at::ScalarType::Float;  ///< fp64, fp32, bf16 or fp16
   std::optional<Choice> choice;                  ///< unset: the result of `choose`
   std::optional<Form> form;                      ///< replaces the choice's form
