@@ -175,6 +175,16 @@ def test_bad_arguments_are_value_errors_that_name_argument_expected_and_got(argu
         assert word in str(raised.value)
 
 
+@pytest.mark.parametrize("eps", [2.0, 1e3])  # torch.optim.Muon has no largest one either
+def test_eps_above_the_norm_is_the_divisor(eps):
+    x = 1.5 * torch.eye(3, 4, dtype=torch.float64) / 3**0.5  # of norm 1.5
+    value = 1.5 / 3**0.5 / eps
+    for a, b, c in _C.resolve_coefficients("quintic", 5):
+        value = a * value + b * value**3 + c * value**5
+    y = _C.orthogonalize(x, "quintic", 5, eps, torch.float64)
+    assert torch.allclose(y, value * torch.eye(3, 4, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
 def test_the_engine_rejects_bad_options():
     x = torch.randn(3, 4)
     with pytest.raises(ValueError, match="eps must be at least 0 and finite; got -1"):
