@@ -186,8 +186,12 @@ def rows(parameter: torch.Tensor, heights: Sequence[int]) -> tuple[View, ...]:
         ValueError: the parameter has another shape, or the heights do not sum to its rows.
     """
     height, cols = _sizes("rows", parameter, "[rows, cols]", 2)
-    heights = list(heights) if isinstance(heights, Iterable) else [heights]
-    if not all(type(of) is int and of >= 1 for of in heights) or sum(heights) != height:
+    heights = list(heights) if isinstance(heights, Iterable) else heights
+    if (
+        not isinstance(heights, list)
+        or not all(type(of) is int and of >= 1 for of in heights)
+        or sum(heights) != height
+    ):
         raise ValueError(f"views.rows: heights: expected positive integers that sum to {height}, got {heights}")
     return tuple(View(len(list(alike)), of, cols) for of, alike in groupby(heights))
 

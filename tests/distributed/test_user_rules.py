@@ -377,6 +377,7 @@ def another(update, weights, state, options):
 @refused("state: 'v': expected ('rows' or a number, 'cols' or a number)", state={"v": ("cols", 1)})
 @refused("state: 'v': expected ('rows' or a number, 'cols' or a number)", state={"v": (0, 1)})
 @refused("state: 'v': expected ('rows' or a number, 'cols' or a number)", state={"v": (1,)})
+@refused("dmuon.rules.register: state: expected a dict of names and sizes, got int", state=0)
 @refused("expected one function, as after or as move; got after=function, move=int", move=1)
 @refused("expected one function, as after or as move; got after=int, move=None", after=1)
 def a_registration(mesh: Any, name: str = "another", **options: Any) -> None:

@@ -105,6 +105,7 @@ def test_views_of_blocks_of_rows_have_these_sizes(answer, expected):
         (lambda: views.gate_up(torch.zeros(5, 6)), r"a multiple of 2, got \(5, 6\)"),
         (lambda: views.per_head(torch.zeros(12, 6), 5), "views.per_head: head_dim: expected a divisor of the 12 rows"),
         (lambda: views.qkv(torch.zeros(16, 6)), r"num_heads, num_kv_heads: expected .* the 16 rows, got 1 \+ 2 \* 1"),
+        (lambda: views.rows(torch.zeros(16, 6), 16), r"views.rows: heights: expected positive integers .*, got 16"),
         (lambda: views.conv(torch.zeros(8, 4)), r"views.conv: parameter: expected \[out, in, ...\]"),
         (lambda: views.matrix(3), "got int"),
         (lambda: View(1, 4, 6, column_blocks=4), "View: column_blocks: expected a divisor of the 6 cols, got 4"),

@@ -15,7 +15,7 @@ from dmuon._attention.rows import HeadRows
 from dmuon._attention.step_clip import StepClip
 from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.agreement import agreement
-from dmuon._setup.option_values import number_of
+from dmuon._setup.option_values import real_number
 from dmuon._setup.shown import shown
 
 
@@ -111,7 +111,7 @@ class QKClip:
 
 
 def _checked_tau(tau: Any) -> float:
-    if (number := number_of(tau)) is None or not number > 0:
+    if (number := real_number(tau)) is None or not number > 0:
         raise ValueError(f"QKClip: tau: expected a positive number, got {shown(tau)}")
     return number
 

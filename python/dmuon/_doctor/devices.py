@@ -60,7 +60,8 @@ def _processor(findings: Findings) -> None:
     from dmuon._planning.cache import device_name
 
     cpu = torch.device("cpu")
-    flags = set(re.findall(r"\b(?:avx512f|avx512_bf16|amx_bf16|avx2|sve|asimd)\b", Path("/proc/cpuinfo").read_text()))
+    known = r"\b(?:avx512f|avx512_bf16|avx512_fp16|amx_bf16|avx2|sve|asimd)\b"
+    flags = set(re.findall(known, Path("/proc/cpuinfo").read_text()))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores, {torch.get_num_threads()} threads"
     findings.fact("cpu", f"{device_name(cpu)}, {cores}, {memory:.0f} GiB")

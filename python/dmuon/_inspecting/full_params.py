@@ -129,6 +129,7 @@ def _write_back(runtime: Runtime, swapped: list[_Place]) -> None:
         names = [*(leaf.name for leaf in runtime.leaves), *(name for name, _, _, _ in swapped)]
         pairs = zip(names, (*edited, *wholes), strict=True)
         facts += [f"'{name}' of values with checksum {int(checksum(whole)):x}" for name, whole in pairs]
+    new_parts = [local_part(cut_like(whole, place[-1])) for place, whole in zip(swapped, wholes, strict=True)]
     for index, new in enumerate(edited):
         slices = runtime.leaves[index].slices
         own = new if slices is None else slices.of_rank(new, runtime.ranks.tensor_rank)
@@ -140,8 +141,8 @@ def _write_back(runtime: Runtime, swapped: list[_Place]) -> None:
                 master.copy_(values)
         if index in runtime.shards.without_values and new.any():  # its master is zero
             runtime.shards.without_values.discard(index)
-    for (_, _, _, parameter), whole in zip(swapped, wholes, strict=True):
-        local_part(parameter).copy_(local_part(cut_like(whole, parameter)))
+    for (_, _, _, parameter), new_part in zip(swapped, new_parts, strict=True):
+        local_part(parameter).copy_(new_part)
     runtime.publish()
 
 

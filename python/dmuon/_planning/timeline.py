@@ -142,8 +142,8 @@ def draw(path: str | os.PathLike[str], panels: Sequence[Panel], title: str, axis
     """Writes one picture with the lanes of each panel, one below the other.
 
     Raises:
-        ImportError: matplotlib is missing. Names `function`, as the next one.
-        ValueError: matplotlib does not write this format.
+        ImportError: matplotlib is missing.
+        ValueError: matplotlib does not write this format. Both name `function`.
     """
     require_format(path, function)
     # A mesh of one node has a lane less.

@@ -31,10 +31,7 @@ class InnerAdamW:
         self._adamw = self._adamw or completed
 
     def make_state(self, groups: Iterable[dict[str, Any]], state: Any) -> None:
-        """Makes what parameters lack of AdamW's state, so that it can be saved and loaded: zeros.
-
-        Moments follow parameters that were cast or moved, as in a load.
-        """
+        """Makes what parameters lack of AdamW's state, so that it can be saved and loaded: zeros."""
         for group in groups:
             for parameter in [parameter for parameter in group["params"] if parameter.requires_grad]:
                 of_parameter = state.setdefault(parameter, {})
@@ -42,23 +39,36 @@ class InnerAdamW:
                     device = _device_of_step(group, parameter)
                     of_parameter["step"] = torch.zeros((), dtype=torch.float32, device=device)
                 for name in adamw_moments(group):
-                    if (moment := of_parameter.get(name)) is None:
+                    if name not in of_parameter:
                         of_parameter[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                    elif (moment.dtype, moment.device) != (parameter.dtype, parameter.device):
+
+    def prepare(self, groups: Sequence[dict[str, Any]], state: Any) -> None:
+        """Does what a step needs before anything moves: completes groups and state, and casts and moves moments.
+
+        A moment gets the dtype and device of its parameter, which may have been cast or moved. It may keep the dtype of
+        the gradient.
+        """
+        for group in groups:
+            if self._adamw is not None and not self._adamw.defaults.keys() <= group.keys():  # the user's own dict
+                self.complete(group)
+        self.make_state(groups, state)  # amsgrad may be new
+        for group in groups:
+            names = adamw_moments(group)
+            for parameter in [parameter for parameter in group["params"] if parameter.grad is not None]:
+                of_parameter, device = state[parameter], parameter.device
+                dtypes = parameter.dtype, parameter.grad.dtype
+                for name in names:
+                    if (moment := of_parameter[name]).dtype not in dtypes or moment.device != device:
                         of_parameter[name] = moment.to(parameter)
 
     def step(self, groups: Sequence[dict[str, Any]], state: Any, applies: torch.Tensor) -> None:
-        """Updates parameters that have a gradient, unless `applies`, a [] bool, is false.
+        """Updates parameters that have a gradient, unless `applies`, a [] bool, is false. `prepare` comes before.
 
         Fused kernels on the device of `applies` read it themselves. Otherwise the host reads it and waits for the
         device.
         """
         if self._adamw is None:
             return
-        for group in groups:
-            if not self._adamw.defaults.keys() <= group.keys():  # the user's own dict
-                self.complete(group)
-        self.make_state(groups, state)  # amsgrad may be new
         parts = [part for group in groups for part in _parts_of(group, state)]
         for part in parts:
             for parameter in part["params"]:

@@ -12,7 +12,7 @@ import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dmuon._running.runtime import Runtime, runtime_of
-from dmuon._setup.option_values import number_of
+from dmuon._setup.option_values import real_number
 from dmuon._setup.shown import shown
 
 
@@ -105,9 +105,9 @@ def _runtimes(model: nn.Module | Iterable[nn.Module]) -> list[Runtime]:
 
 
 def _problem(max_norm: Any, norm_type: Any, error_if_nonfinite: Any, pp_mesh: Any) -> str | None:
-    if (number := number_of(max_norm)) is None or not number > 0:
+    if (number := real_number(max_norm)) is None or not number > 0:
         return f"clip_grad_norm_: max_norm: expected a positive number, got {shown(max_norm)}"
-    if isinstance(norm_type, bool) or not isinstance(norm_type, int | float) or norm_type != 2:
+    if real_number(norm_type) != 2:
         return f"clip_grad_norm_: norm_type: expected 2, the only norm that is supported, got {norm_type!r}"
     if not isinstance(error_if_nonfinite, bool):
         return f"clip_grad_norm_: error_if_nonfinite: expected True or False, got {error_if_nonfinite!r}"

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from dmuon._running.runtime import runtime_of
 from dmuon._saving.owned_shards import MASTER
 from dmuon._setup.agreement import agreement
-from dmuon._setup.option_values import number_of
+from dmuon._setup.option_values import real_number
 from dmuon._setup.place import clean_name
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.shown import shown
@@ -231,6 +231,6 @@ def _cut(tensor: DTensor) -> tuple[Any, ...]:
 
 
 def _checked_decay(decay: Any, function: str) -> float:
-    if (number := number_of(decay)) is None or not 0 <= number <= 1:
+    if (number := real_number(decay)) is None or not 0 <= number <= 1:
         raise ValueError(f"{function}: decay: expected a number from 0 to 1, got {shown(decay)}")
     return number

@@ -26,10 +26,10 @@ def problem_of_unreduced(model: nn.Module, modules: Sequence[FSDPModule]) -> str
             return (
                 f"dmuon: clip or step: FSDP2 has not reduced the gradients of '{name_of(module, model)}', because "
                 "set_requires_gradient_sync(False), set_requires_all_reduce(False) or set_is_last_backward(False) was "
-                "called, or they were frozen after a backward under no_sync, or one torch.autocast was around several "
-                "forwards, whose cache keeps casts of weights that FSDP2 has freed. Expected: True in each of them "
-                "before the last backward of a step, parameters that are frozen between steps alone, and an autocast "
-                "around each forward."
+                "called, or they were frozen after a backward under no_sync. Expected: True in each of them before the "
+                "last backward of a step, and parameters that are frozen between steps alone. Or one torch.autocast "
+                "was around several forwards, and its cache kept casts of weights that FSDP2 had freed. Expected: an "
+                "autocast around each forward."
             )
     return None
 
@@ -62,9 +62,9 @@ def discard_unreduced(modules: Sequence[FSDPModule], has_sums: bool) -> list[nn.
 
 
 def let_gathers_wait(modules: Sequence[FSDPModule]) -> None:
-    """Lets FSDP2's next gathers wait for what the current stream has written. Only those of a new forward do so."""
-    states = {id(state._comm_ctx): state for state in (module._get_fsdp_state() for module in modules)}
-    for state in states.values():
+    """Lets FSDP2's next gathers wait for what the current stream has written. FSDP2 itself does so in a new forward."""
+    states = [module._get_fsdp_state() for module in modules]
+    for state in {id(state._comm_ctx): state for state in states}.values():
         if (stream := getattr(state._comm_ctx, "all_gather_copy_in_stream", None)) is not None:  # a forward makes it
             stream.wait_stream(state._device_handle.current_stream())
 

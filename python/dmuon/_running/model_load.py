@@ -68,9 +68,7 @@ class ModelLoad:
             module._load_state_dict_pre_hooks.move_to_end(hook)  # type: ignore[attr-defined]
         self._strict, self._load = given.get("strict", True), None
         try:
-            loaded = type(model).load_state_dict(model, state_dict, *args, **kwargs)
-            self._runtime.renew_version()
-            return loaded
+            return type(model).load_state_dict(model, state_dict, *args, **kwargs)
         except Exception as error:
             if self._load is not None:  # the other ranks wait at the end of the load
                 with contextlib.suppress(ValueError), agreement(self._runtime.ranks, _LOAD):
@@ -78,6 +76,7 @@ class ModelLoad:
             raise
         finally:
             self._strict = self._load = None
+            self._runtime.let_gathers_wait()  # for AdamW's parameters, which torch has copied
 
     def _before_load(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         self._runtime.refuse_lost_load()
@@ -118,7 +117,7 @@ class ModelLoad:
                 f"'{self._runtime.leaves[index].name}' {_form(load.values[index])}" for index in sorted(load.values)
             ]
             facts.append(f"no {sorted(incompatible.missing_keys)}")
-            if self._strict:  # else a rank may have keys that are not used, as rank 0 whose file has a former head
+            if self._strict is not False:  # else a rank may have keys without a use, as rank 0 of a former head
                 facts.append(f"{sorted(incompatible.unexpected_keys)} too")
             if problems := [*load.problems, *load.errors]:
                 raise ValueError(f"{_LOAD}: {problems[0]} No matrix has been loaded.")
@@ -172,6 +171,8 @@ class ModelLoad:
                 key for key in state_dict if key.startswith(prefix) and key not in known and not key.startswith(later)
             ]
             facts.append(f"no {sorted(missing)}")
+            if strict is None:  # of a part, or of a module around the model: torch itself refuses these later
+                facts.append(f"{sorted(unknown)} too")
             facts.append(f"hooks that may change values of {list(late)}")
             if strict:
                 _refuse_keys(missing, unknown)

@@ -276,10 +276,12 @@ class Muon(torch.optim.Optimizer):
             _C.begin_update_stats(runtime.engine)
         after = runtime.step_agreement.after_step
         row_factors = after.row_factors(verdict.maxima, finite) if after else {}
+        adamw_groups = self._adamw_groups()
+        self._adamw.prepare(adamw_groups, self.state)
         runtime.step_agreement.is_torn = True
         try:
             _C.muon_step(runtime.engine, groups, group_of, finite, runtime.graphs, row_factors)
-            self._adamw.step(self._adamw_groups(), self.state, finite)
+            self._adamw.step(adamw_groups, self.state, finite)
             if after:
                 after.scale_others()
             self._skipped.add(finite)
@@ -289,8 +291,8 @@ class Muon(torch.optim.Optimizer):
             for module in runtime.fsdp_modules:
                 module.reshard()
             runtime.engine.end_step()
-            runtime.renew_version()
             runtime.step_agreement.end_step()
+            runtime.renew_version()
         self._ungrouped.warn(self.param_groups)
 
     def _owned_states(self) -> dict[torch.Tensor, Any]:

@@ -106,14 +106,15 @@ class Gradient:
             [] bool, True if every gradient of the model is finite, on every rank; and the gradients of other parameters
             that this rank lacked until now.
         """
-        step_agreement, device = self._alive().step_agreement, self._alive().device
-        others = (p for group in step_agreement.optimizer.param_groups for p in group["params"] if p.grad is not None)
-        if device.type != "cpu" and any(parameter.device.type == "cpu" for parameter in others):
-            raise ValueError(
-                "dmuon: GradScaler with FSDP2's CPUOffloadPolicy: torch unscales the host's gradients by a factor that "
-                "may not have arrived there yet. Expected: bfloat16, which needs no scaler; or no CPUOffloadPolicy."
+        runtime, problem = self._alive(), None
+        groups = runtime.step_agreement.optimizer.param_groups
+        if runtime.device.type != "cpu" and any(p.device.type == "cpu" for group in groups for p in group["params"]):
+            problem = (
+                "dmuon: GradScaler with parameters on the host, as by FSDP2's CPUOffloadPolicy: torch unscales their "
+                "gradients by a factor that may not have arrived there yet. Expected: bfloat16, which needs no scaler."
             )
-        return step_agreement.verdict().finite(), step_agreement.plain.made
+        verdict = runtime.step_agreement.verdict(problem=problem)
+        return verdict.finite(), runtime.step_agreement.plain.made
 
 
 def _zero(owned: OwnedTensor, gradient: Gradient, target: Any) -> Any:

@@ -272,6 +272,10 @@ class Runtime:
     def renew_version(self) -> None:
         """Notes that weights are others from now on."""
         self.version = next(self._versions)
+        self.let_gathers_wait()
+
+    def let_gathers_wait(self) -> None:
+        """Lets FSDP2's gathers wait for the shards that were written, also those of a backward that comes next."""
         if self.device.type != "cpu":
             let_gathers_wait(self.fsdp_modules)
 

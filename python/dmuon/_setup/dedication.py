@@ -184,7 +184,7 @@ def dedicate_params(
         leaves, table = route(model, select, ranks=ranks)
         chosen = chosen_units(model, units)
         check_sharded(leaves, model, ranks, mesh)
-        facts += _facts_of_ranks(ranks, step, policy, {**vars(planning), **vars(across_ranks), "timeout": timeout})
+        facts += _facts_of_ranks(ranks, step, policy, {**vars(planning), **across_ranks.facts(), "timeout": timeout})
         facts += _facts_of(model, leaves, table, chosen)
 
     _warn(ranks, model, mesh, table)

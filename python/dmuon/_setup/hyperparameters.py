@@ -10,7 +10,7 @@ import torch
 
 from dmuon import _C, _plan
 from dmuon._setup import user_rules
-from dmuon._setup.option_values import number_of
+from dmuon._setup.option_values import real_number
 from dmuon._setup.shown import shown
 
 NsCoefficients = str | Sequence[float] | Sequence[Sequence[float]]
@@ -114,7 +114,7 @@ def rate_of(group: dict[str, Any], first: Any = 0.0) -> Any:
     Rounding is less than 1e-12 of the group's `initial_lr`, which schedulers set, else of `first`, the constructor's.
     """
     lr = group["lr"]
-    number, initial = number_of(lr), number_of(group.get("initial_lr", first))
+    number, initial = real_number(lr), real_number(group.get("initial_lr", first))
     if number is None or initial is None:  # `check_group` says what is wrong
         return lr
     return 0.0 if -_ROUNDING * initial < number < 0 else lr
@@ -130,9 +130,9 @@ def native_group(
     coefficients = resolved_coefficients(group["ns_coefficients"], group["ns_steps"])
     ns_dtype = group["ns_dtype"] or _C.default_ns_dtype(device)
     choices: dict[Any, _C.Choice] = tuned.choices if tuned and tuned[:2] == (ns_dtype, coefficients) else {}
-    numbers = {name: float(group[name]) for name in ("weight_decay", "momentum", "eps")}
+    numbers = {name: _float(group[name]) for name in ("weight_decay", "momentum", "eps")}
     return _C.MuonGroup(
-        lr=max(float(group["lr"]), 0.0),  # less by rounding, see `rate_of`
+        lr=max(_float(group["lr"]), 0.0),  # less by rounding, see `rate_of`
         **numbers,
         nesterov=bool(group["nesterov"]),
         coefficients=coefficients,
@@ -140,10 +140,14 @@ def native_group(
         ns_dtype=ns_dtype,
         choices=choices,
         rule=user_rules.native(rule_of(group)),
-        beta2=float(group.get("beta2", 0.0)),
+        beta2=_float(group.get("beta2", 0.0)),
         cautious_weight_decay=bool(group.get("cautious_weight_decay", False)),
         records=records,
     )
+
+
+def _float(value: Any) -> float:
+    return float(value.item() if hasattr(value, "item") else value)  # NumPy's arrays of one have no other way
 
 
 def resolved_coefficients(
@@ -156,24 +160,26 @@ def resolved_coefficients(
     """
     try:
         if not isinstance(given, str):
-            rows: Any = [given[i] for i in range(len(given))]  # an iterator would be used up
-            if rows and number_of(rows[0]) is not None:
+            if not isinstance(given, list | tuple):  # an iterator would be used up, and no checkpoint takes an array
+                raise TypeError(f"it is of type {type(given).__name__}")
+            rows: Any = list(given)
+            if rows and not isinstance(rows[0], list | tuple):
                 rows = [rows]
-            if any(len(row) != 3 for row in rows):
-                raise ValueError("a row has another number of them")
+            if any(not isinstance(row, list | tuple) or len(row) != 3 for row in rows):
+                raise ValueError("a row is no list or tuple of three")
             given = [(float(a), float(b), float(c)) for a, b, c in rows]
         return _C.resolve_coefficients(given, steps)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{function}: ns_coefficients: expected rows (a, b, c) or a name, got {given!r} with ns_steps={steps}: "
-            f"{error}"
+            f"{function}: ns_coefficients: expected rows (a, b, c) or a name, got {shown(given)} with ns_steps="
+            f"{steps}: {error}"
         ) from None
 
 
 def _number(argument: str, value: Any, most: float = math.inf) -> None:
     if isinstance(value, torch.Tensor) and value.numel() != 1:
         raise ValueError(f"{argument}: expected one element, got a tensor of shape {tuple(value.shape)}")
-    if (number := number_of(value)) is None:  # even "0.1": a scheduler would compute with it
+    if (number := real_number(value)) is None:  # even "0.1": a scheduler would compute with it
         raise ValueError(f"{argument}: expected a number, got {shown(value)}")
     if not 0 <= number < most:
         raise ValueError(f"{argument}: expected a number in [0, {most:g}), got {number:g}")
@@ -231,11 +237,12 @@ def check_group(group: dict[str, Any], where: str = "", first_lr: Any = 0.0) -> 
 
 
 def _check_switches(group: dict[str, Any], prefix: str) -> None:
-    """Raises ValueError naming the first of AdamW's switches that torch's kernels would refuse in the step."""
-    for name in (*_ADAMW_SWITCHES, "foreach", "fused"):
-        kinds = bool | None if name in ("foreach", "fused") else bool
-        if not isinstance(switch := group.get(name, False), kinds):
-            or_none = ", or None" if kinds is not bool else ""
-            raise ValueError(f"{prefix}{name}: expected True or False{or_none}, got {shown(switch)}")
+    """Raises ValueError naming the first of AdamW's switches that is wrong. Most of these torch refuses in its step."""
+    for name in _ADAMW_SWITCHES:
+        if not isinstance(switch := group.get(name, False), bool):
+            raise ValueError(f"{prefix}{name}: expected True or False, got {shown(switch)}")
+    for name in ("foreach", "fused"):
+        if not isinstance(switch := group.get(name), bool | None):
+            raise ValueError(f"{prefix}{name}: expected True, False or None, got {shown(switch)}")
     if group.get("differentiable", False):
         raise ValueError(f"{prefix}differentiable: expected False, got True: no gradient passes through a step of Muon")

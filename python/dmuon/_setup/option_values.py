@@ -15,14 +15,14 @@ def require(function: str, good: bool, argument: str, expected: str, got: object
         raise ValueError(f"{function}: {argument}: expected {expected}, got {got!r}")
 
 
-def number_of(value: object) -> float | None:
-    """Returns a real number, or a tensor or array of one, as a float. Returns None for anything else."""
-    is_array = hasattr(value, "dtype")
-    if not (is_array or isinstance(value, int | float)) or "bool" in str(getattr(value, "dtype", type(value))):
-        return None
+def real_number(value: object) -> float | None:
+    """Returns a real number, or a tensor or array of one, as a float; for anything else, such as a bool, None."""
+    if type(value) is float:
+        return value
     try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # several elements, complex, no values, beyond fp64
+        number = value.item() if hasattr(value, "item") else value
+        return float(number) if isinstance(number, int | float) and not isinstance(number, bool) else None
+    except (ValueError, OverflowError, RuntimeError):  # several elements, an int beyond fp64, a tensor without values
         return None
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from typing import Any
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dmuon import _plan
 from dmuon._setup.option_values import (
-    number_of,
+    real_number,
     require,
     require_late_updates,
     require_path,
@@ -63,11 +64,15 @@ class AcrossRanks:
         """Returns the divisor of the sum of gradients over `num_ranks`."""
         return float(num_ranks if self.gradient_divide_factor is None else self.gradient_divide_factor)
 
+    def facts(self) -> dict[str, Any]:
+        """Returns the options, which must be equal on all ranks, without a tensor's device."""
+        return {**vars(self), "gradient_divide_factor": real_number(self.gradient_divide_factor)}
+
     def check(self) -> None:
         """Raises a ValueError that names the first bad option of `dedicate_params`."""
         _require(isinstance(self.sync_from_rank0, bool), "sync_from_rank0", "True or False", self.sync_from_rank0)
         factor = self.gradient_divide_factor
-        number = number_of(factor)
+        number = real_number(factor)
         good = factor is None or (number is not None and _FP32.tiny <= number <= _FP32.max)
         _require(good, "gradient_divide_factor", "a positive number that fp32 can hold, or None", factor)
         good = self.broadcast_buffers is None or isinstance(self.broadcast_buffers, bool)

@@ -69,9 +69,9 @@ def _is_chosen(units: Callable[[str, nn.Module], bool], name: str, module: nn.Mo
         answer = units(name, module)
     except Exception as error:  # the user's own
         raise ValueError(f"dedicate_params: units: raised {type(error).__name__} for '{name}': {error}") from error
-    if not isinstance(answer, bool):
+    if not isinstance(answer, bool | None):
         raise ValueError(f"dedicate_params: units: expected True or False for '{name}', got {shown(answer)}")
-    return answer
+    return bool(answer)
 
 
 def _listed(value: Any) -> Sequence[Any]:

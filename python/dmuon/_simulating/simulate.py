@@ -13,7 +13,7 @@ from dmuon._planning.basis import Basis
 from dmuon._planning.inventory import inventory
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
 from dmuon._setup.hyperparameters import RULE
-from dmuon._setup.option_values import number_of, require
+from dmuon._setup.option_values import real_number, require
 from dmuon._setup.options import STEP, Planning
 from dmuon._setup.routing import Select
 from dmuon._simulating.simulation import DEFAULT_TOKENS, MOST_DEVICES, MOST_TOKENS, Simulation, cluster_of
@@ -87,7 +87,7 @@ def simulate(
     require("simulate", good, "mesh", f"at most {MOST_DEVICES} devices", mesh)
     good = tokens is None or (type(tokens) is int and 0 < tokens <= MOST_TOKENS)
     require("simulate", good, "tokens", f"None or a whole number from 1 to {MOST_TOKENS}", tokens)
-    bandwidth = number_of(inter_bandwidth)
+    bandwidth = real_number(inter_bandwidth)
     good = inter_bandwidth is None or (bandwidth is not None and 0 < bandwidth < math.inf)
     require("simulate", good, "inter_bandwidth", "None or bytes a second, more than 0", inter_bandwidth)
     networks = _plan.network_names()

@@ -42,8 +42,9 @@ constexpr std::int64_t kLeastRowsOfHighPanels = 768;
 constexpr std::int64_t kPartBytes = 3 << 19;
 
 // Time of an fp32 FLOP over a bf16 one where the CPU multiplies both: 220 against 102 GFLOP/s a
-// core with AVX512-BF16; where it prefers fp32, 80 against 146.
+// core with AVX512-BF16.
 constexpr double kFp32CostOfBlas = 2.15;
+// The same where the CPU prefers fp32: 80 against 146.
 constexpr double kPreferredFp32CostOfBlas = 0.55;
 
 constexpr std::int64_t kTile = 16;

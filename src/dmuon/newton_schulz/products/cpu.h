@@ -8,7 +8,7 @@ namespace dmuon::newton_schulz {
 /// emulates bf16, more slowly than fp32.
 bool multiplies_bf16();
 
-/// True if the machine multiplies bf16 at a higher rate than fp32.
+/// True if the machine multiplies bf16, and is not known to have a lower rate there than in fp32.
 bool prefers_bf16();
 
 /// True if kernels/cpu multiplies this dtype on this machine (products/avx512.cpp).
