@@ -18,7 +18,7 @@ start of a training and do not change them, because `Muon.load_state_dict` compa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 import torch
@@ -186,13 +186,8 @@ def rows(parameter: torch.Tensor, heights: Sequence[int]) -> tuple[View, ...]:
         ValueError: the parameter has another shape, or the heights do not sum to its rows.
     """
     height, cols = _sizes("rows", parameter, "[rows, cols]", 2)
-    heights = list(heights) if isinstance(heights, Iterable) else heights
-    if (
-        not isinstance(heights, list)
-        or not all(type(of) is int and of >= 1 for of in heights)
-        or sum(heights) != height
-    ):
-        raise ValueError(f"views.rows: heights: expected positive integers that sum to {height}, got {heights}")
+    if not _are_sizes(heights) or sum(heights) != height:
+        raise ValueError(f"views.rows: heights: expected positive integers that sum to {height}, got {heights!r}")
     return tuple(View(len(list(alike)), of, cols) for of, alike in groupby(heights))
 
 
@@ -218,8 +213,7 @@ def interleaved(parameter: torch.Tensor, heights: Sequence[int], by_group: bool 
         ValueError: the parameter has another shape, a height is not positive, or their sum does not divide the rows.
     """
     num_rows, cols = _sizes("interleaved", parameter, "[groups * sum(heights), cols]", 2)
-    fits = isinstance(heights, Sequence) and all(type(height) is int and height >= 1 for height in heights)
-    if not fits or not heights or num_rows % sum(heights):
+    if not _are_sizes(heights) or not heights or num_rows % sum(heights):
         raise ValueError(
             f"views.interleaved: heights: expected positive integers, whose sum divides the {num_rows} rows, "
             f"got {heights!r}"
@@ -272,6 +266,10 @@ def conv(parameter: torch.Tensor) -> View:
     """
     sizes = _sizes("conv", parameter, "[out, in, ...]", 3, 4, 5)
     return View(1, sizes[0], parameter.numel() // max(sizes[0], 1))
+
+
+def _are_sizes(values: object) -> bool:
+    return isinstance(values, Sequence) and all(type(value) is int and value >= 1 for value in values)
 
 
 def _sizes(function: str, parameter: torch.Tensor, expected: str, *dimensions: int) -> torch.Size:
