@@ -214,10 +214,8 @@ def interleaved(parameter: torch.Tensor, heights: Sequence[int], by_group: bool 
     """
     num_rows, cols = _sizes("interleaved", parameter, "[groups * sum(heights), cols]", 2)
     if not _are_sizes(heights) or not heights or num_rows % sum(heights):
-        raise ValueError(
-            f"views.interleaved: heights: expected positive integers, whose sum divides the {num_rows} rows, "
-            f"got {heights!r}"
-        )
+        wanted = f"positive integers, whose sum divides the {num_rows} rows"
+        raise ValueError(f"views.interleaved: heights: expected {wanted}, got {heights!r}")
     group = sum(heights)
     if by_group and len(set(heights)) == 1:
         return View(num_rows // heights[0], heights[0], cols)
