@@ -162,6 +162,19 @@ def test_moments_follow_parameters_that_are_cast_between_steps(fused):
         assert torch.equal(model.scale, alone)
 
 
+def test_a_frozen_parameter_that_was_added_with_a_gradient_is_updated_as_in_torch():
+    model = Scaled()
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model)
+    parameters = [nn.Parameter(torch.ones(3), requires_grad=False) for _ in range(2)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(3)
+    opt.add_param_group({"params": parameters[:1]})
+    opt.step()
+    torch.optim.AdamW(parameters[1:], lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True).step()
+    assert torch.equal(*parameters) and not torch.equal(parameters[0], torch.ones(3))
+
+
 class Adapted(nn.Module):
     """A model and an adapter beside it."""
 

@@ -55,10 +55,11 @@ class InnerAdamW:
         for group in groups:
             names = adamw_moments(group)
             for parameter in [parameter for parameter in group["params"] if parameter.grad is not None]:
-                of_parameter, device = state[parameter], parameter.device
+                of_parameter, device = state.get(parameter, {}), parameter.device
                 dtypes = parameter.dtype, parameter.grad.dtype
                 for name in names:
-                    if (moment := of_parameter[name]).dtype not in dtypes or moment.device != device:
+                    moment = of_parameter.get(name)  # a frozen parameter may have none yet
+                    if moment is not None and (moment.dtype not in dtypes or moment.device != device):
                         of_parameter[name] = moment.to(parameter)
 
     def step(self, groups: Sequence[dict[str, Any]], state: Any, applies: torch.Tensor) -> None:
