@@ -169,6 +169,7 @@ def test_somebody_who_waits_is_told_what_is_done(capsys, monkeypatch):
         ((*TASK, "--mesh", "1x8", "--tokens", "0"), "--tokens: expected a whole number from 1"),
         ((*TASK, "--mesh", "1x8", "--network", "string"), "--network: expected one of"),
         ((*TASK, "--meshes", "1x8,2y8"), "--meshes: expected nodes x GPUs"),
+        ((*TASK, "--mesh", "1x8", "--tp", "2", "--rule", "normuon"), "--rule: expected muon with --tp"),
         ((*TASK, "--mesh", "64x64"), "--mesh: expected at most 2048 devices"),
         ((*TASK, "--meshes", "1x8,2x8", "--trace", "t.json"), "--trace: expected --mesh"),
         ((*TASK, "--mesh", "1x8", "--plot", "a.svg", "--trace", "a.svg"), "two files"),

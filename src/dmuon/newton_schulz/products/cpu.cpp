@@ -17,8 +17,8 @@ bool multiplies_bf16() {
   return kAnswer;
 }
 
-// Intel's cores that have AVX512-FP16 execute one VDPBF16PS in two cycles and two fp32 FMAs a cycle:
-// 90 against 182 GFLOP/s at 2.9 GHz. They have AMX beside, which a virtual machine may hide.
+// Intel's cores that have AVX512-FP16 execute one VDPBF16PS in two cycles and two fp32 FMAs a
+// cycle: 90 against 182 GFLOP/s at 2.9 GHz. They have AMX beside, which a virtual machine may hide.
 bool prefers_bf16() {
   static const bool kAnswer = [] {
     if (!multiplies_bf16()) return false;
