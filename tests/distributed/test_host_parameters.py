@@ -14,7 +14,7 @@ from pool import TEST_DEVICE
 from refusals import attempt
 from scenario import Session, assert_equal_to_reference, check, language_loss, run_scenario
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from training import AHEAD, LR, WEIGHT_DECAY, dedicate, place_of, shard, weights_of
 
@@ -81,6 +81,38 @@ def from_the_host(mesh: Any, start: Callable[..., nn.Module], **options: Any) ->
         opt.step()
         opt.zero_grad()
     return weights_of(model)
+
+
+def with_some_on_the_host(mesh: Any) -> dict[str, torch.Tensor]:
+    """Two clipped steps of a model whose first block alone has its norms and biases on the host."""
+    rank, size = place_of(mesh)
+    model = make_gpt(depth=2)
+    dedicate(model, mesh, AHEAD)
+    for block, policy in zip(model.blocks, (CPUOffloadPolicy(pin_memory=False), OffloadPolicy()), strict=True):
+        fully_shard(block, mesh=mesh, offload_policy=policy)
+    fully_shard(model, mesh=mesh)
+    opt = dmuon.Muon(model, LR, WEIGHT_DECAY, ns_dtype=torch.float32)
+    for step in range(2):
+        language_loss(step, size)(model, rank).backward()
+        dmuon.clip_grad_norm_(model, 0.3)
+        opt.step()
+        opt.zero_grad()
+    return weights_of(model)
+
+
+def two_clipped_steps(s: Session) -> None:
+    s.start(make_gpt(depth=2))
+    for step in range(2):
+        s.backward(language_loss(step, s.size))
+        s.clip(0.3)
+        s.step()
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (4,)])
+def test_a_part_of_adamws_parameters_may_be_on_the_host(ranks, mesh):
+    initial, expected, _ = run_scenario(None, two_clipped_steps, AHEAD, math.prod(mesh))
+    for weights in ranks.run(with_some_on_the_host, mesh):
+        assert_equal_to_reference(initial, expected, weights)
 
 
 def two_steps(s: Session) -> None:

@@ -12,6 +12,7 @@ from models import make_gpt
 from scenario import Session, assert_equal_to_reference, run_scenario
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
 from training import AHEAD, NO_COPY, weights_of
 
 import dmuon
@@ -137,6 +138,29 @@ def test_rows_in_which_fsdp2_would_mix_shards_are_refused(ranks):
     for message in ranks.run(refused, (2, 2), table=[[0, 1], [3, 2]]):
         assert "dedicate_params: mesh: expected rows whose ranks ascend in the same columns" in message
         assert "got ((0, 1), (3, 2))" in message
+
+
+def loaded_from_replicas(mesh: DeviceMesh, order: Any) -> list[str]:
+    """Names of matrices that a load of DTensors, which every rank has whole, makes other ones."""
+    model = make_gpt()
+    ordered = mesh_of(mesh, order)
+    dmuon.dedicate_params(model, ordered, costs="modelled")
+    dmuon.Muon(model)
+    whole = {name: 2 * weight for name, weight in weights_of(model).items()}
+    given = model.state_dict()
+    matrices = [name for name, value in given.items() if isinstance(value, DTensor)]
+    assert len(matrices) > 5
+    for name in matrices:
+        value = whole[name].to(given[name].device)
+        given[name] = DTensor.from_local(value, ordered, [Replicate()] * ordered.ndim, run_check=False)
+    model.load_state_dict(given)
+    loaded = weights_of(model)
+    return [name for name in matrices if not torch.equal(loaded[name], whole[name])]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_replicated_dtensors_load_as_they_are(ranks, order):
+    assert ranks.run(loaded_from_replicas, (4,), order=order) == [[]] * 4
 
 
 def written_back(mesh: DeviceMesh, order: Any) -> bool:

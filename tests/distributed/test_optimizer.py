@@ -299,6 +299,17 @@ def test_torchs_schedules_to_0_run_to_their_end():
     assert seen[-1] == pytest.approx(0.0, abs=1e-17)
 
 
+def test_hooks_before_a_load_leave_the_callers_dict_alone():
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model)
+    saved = opt.state_dict()
+    groups = saved["param_groups"]
+    opt.register_load_state_dict_pre_hook(lambda _, state: state.update(param_groups=copy.deepcopy(groups)))
+    opt.load_state_dict(saved)
+    assert saved["param_groups"] is groups
+
+
 def torn(s: Session, on: tuple[int, ...]) -> None:
     """A step is interrupted between matrices and AdamW's parameters, on some ranks. A load makes it good."""
     s.start(make_gpt(depth=2))
@@ -314,9 +325,13 @@ def torn(s: Session, on: tuple[int, ...]) -> None:
             s.backward(language_loss(1, s.size))
             with pytest.raises(ValueError, match="the last step has failed or was interrupted"):
                 s.opt.step()
+        s.opt.load_state_dict(kept[1])
+        s.opt.zero_grad()
+        s.backward(language_loss(1, s.size))
+        with pytest.raises(ValueError, match="load_state_dict of the model and of the optimizer"):
+            s.opt.step()
         s.opt.zero_grad()
         s.model.load_state_dict(kept[0])
-        s.opt.load_state_dict(kept[1])
     s.train(2)
 
 

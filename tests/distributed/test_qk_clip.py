@@ -17,6 +17,7 @@ from attentions import KINDS, LR, WEIGHT_DECAY, OneProcess, make_model, of_adamw
 from checkpoints import assert_near, dicts_of, full_state, group_of, unlike
 from models import batch, loss_of, part, weights_of_plain
 from scenario import assert_equal_to_reference
+from test_mesh_orders import mesh_of
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from training import AHEAD, KEPT, NO_COPY, ON_DEMAND, dedicate, place_of, shard, weights_of
 
@@ -106,6 +107,19 @@ def test_weights_and_logits_equal_a_single_process(ranks, kind, mesh, schedule):
         assert_equal_to_reference(initial, weights_of_plain(one.model), weights)
         assert_equal_maxima(history, one.history, rtol=1e-3, atol=1e-4)
         assert_equal_maxima(history, results[0][2], rtol=0, atol=0)
+
+
+def trained_in_order(mesh: Any, table: Any, **options: Any) -> Any:
+    return trained(mesh_of(mesh, table), **options)
+
+
+@pytest.mark.parametrize("table", [[1, 0, 3, 2], [[3, 1], [2, 0]]], ids=str)
+def test_biases_are_scaled_where_they_lie_if_ranks_of_a_mesh_do_not_ascend(ranks, table):
+    one, initial = reference_of("grouped")
+    for _, weights, _ in ranks.run(
+        trained_in_order, (2, 2), table=table, kind="grouped", tau=one.tau, schedule=NO_COPY
+    ):
+        assert_equal_to_reference(initial, weights_of_plain(one.model), weights)
 
 
 # bf16 has 8 bits: the operands of logits and gradients are off by 2^-9 of their norm, which turns some directions of

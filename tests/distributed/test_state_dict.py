@@ -125,6 +125,10 @@ def spoiled(mesh: Any, how: str, saved: dict[str, Any]) -> None:
             state[name]["momentum_buffer"] = state[name]["momentum_buffer"].T
         case "AdamW's of another shape":
             state["head.weight"]["exp_avg"] = state["head.weight"]["exp_avg"][:-1]
+        case "AdamW's cut otherwise":
+            moment = state["head.weight"]["exp_avg"]
+            replicated = [Replicate()] * mesh.ndim
+            state["head.weight"]["exp_avg"] = DTensor.from_local(moment, mesh, replicated, run_check=False)
         case "AdamW's incomplete":
             del state["head.weight"]["exp_avg_sq"]
         case "Adam":
@@ -168,7 +172,7 @@ def another(mesh: Any) -> tuple[nn.Module, Any]:
 
 
 def as_sharded(mesh: Any, value: torch.Tensor) -> torch.Tensor:
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
         return value
     placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
     return distribute_tensor(value, mesh, placements, src_data_rank=None)
@@ -229,6 +233,7 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_has_changed(ranks, how,
         ("no state on rank 1", ["state of 'blocks.1.up.weight'"]),
         ("momentum of another shape", ["'momentum_buffer' of 'blocks.1.up.weight': expected shape (41, 24)"]),
         ("AdamW's of another shape", ["'exp_avg' of 'head.weight': expected shape (29, 24), got (28, 24)"]),
+        ("AdamW's cut otherwise", ["'exp_avg' of 'head.weight': expected a DTensor with (Replicate(), Shard(dim=0))"]),
         ("AdamW's incomplete", ["state of 'head.weight': expected one with ['exp_avg', 'exp_avg_sq', 'step']"]),
         ("Adam", ["param_groups[1]: expected a group of algorithm 'adamw', got 'adam'"]),
         ("SGD", ["param_groups[0]: expected a group of algorithm 'muon', got 'another'", "dampening"]),

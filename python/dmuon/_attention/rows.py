@@ -7,14 +7,13 @@ from collections.abc import Iterable, Mapping
 import torch
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from dmuon._running.runtime import Runtime
 from dmuon._saving.owned_shards import MASTER
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import clean_name, joined
 from dmuon._setup.placeholder import OwnedTensor
-from dmuon._setup.slices import local_part
+from dmuon._setup.slices import cut_as
 from dmuon.attention import Heads
 
 
@@ -169,7 +168,4 @@ def _groups_of(all_heads: Iterable[Heads]) -> list[int]:
 
 def _local_rows(bias: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
     """Returns the part of a tensor of rows that belongs to this rank's part of a bias."""
-    if not isinstance(bias, DTensor):
-        return whole
-    _, (begin,) = compute_local_shape_and_global_offset(bias.shape, bias.device_mesh, bias.placements)
-    return whole[begin : begin + len(local_part(bias))]
+    return cut_as(whole, bias) if isinstance(bias, DTensor) else whole

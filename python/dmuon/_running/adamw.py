@@ -90,17 +90,17 @@ class InnerAdamW:
 def _parts_of(group: dict[str, Any], state: Any) -> Iterator[dict[str, Any]]:
     """Yields a group for each kind of parameters, because a fused or foreach kernel updates one kind at once.
 
-    The kind is the mesh of DTensors, None of plain tensors, and whether the fused kernel may take the parameter. A rate
-    that rounding has put below 0 counts as 0.
+    The kind is the mesh of DTensors, None of plain tensors, the device, and whether the fused kernel may take the
+    parameter. A rate that rounding has put below 0 counts as 0.
     """
     kinds: dict[Any, list[Any]] = {}
     for parameter in group["params"]:
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        kinds.setdefault((mesh, _may_fuse(parameter, state)), []).append(parameter)
+        kinds.setdefault((mesh, parameter.device, _may_fuse(parameter, state)), []).append(parameter)
     lr = group["lr"]
     if float(lr) < 0:
         lr = torch.zeros_like(lr) if isinstance(lr, torch.Tensor) else 0.0
-    for (_, may_fuse), parameters in kinds.items():
+    for (_, _, may_fuse), parameters in kinds.items():
         yield {**group, "params": parameters, "lr": lr, "fused": group["fused"] and may_fuse}
 
 

@@ -19,7 +19,7 @@ from dmuon._setup.option_values import real_number
 from dmuon._setup.place import clean_name
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.shown import shown
-from dmuon._setup.slices import cut_like, local_part
+from dmuon._setup.slices import cut_like, local_part, other_cut
 
 
 class Ema:
@@ -55,15 +55,16 @@ class Ema:
         self._exchanged: tuple[int, list[tuple[torch.Tensor, torch.Tensor]]] = (0, [])
         runtime.num_means += 1
         self._name = f"mean {runtime.num_means}"
-        runtime.engine.owned().add(self._name)
-        weakref.finalize(self, runtime.engine.remove_owned, self._name).atexit = False
         grouped = {id(p) for p in runtime.step_agreement.host_parameters()}  # also what is frozen for a while
         self._others = {
             clean_name(name): parameter
             for name, parameter in runtime.model.named_parameters()
             if (parameter.requires_grad or id(parameter) in grouped) and not isinstance(parameter, OwnedTensor)
         }
-        self._means = {name: p.detach().to(torch.float32, copy=True) for name, p in self._others.items()}
+        with agreement(runtime.ranks, "Ema"):  # a rank may lack memory
+            runtime.engine.owned().add(self._name)
+            weakref.finalize(self, runtime.engine.remove_owned, self._name).atexit = False
+            self._means = {name: p.detach().to(torch.float32, copy=True) for name, p in self._others.items()}
         for mean, master in self._owned():
             mean.copy_(master)
 
@@ -218,16 +219,7 @@ def _misfit(mean: Any, value: Any) -> str | None:
         return f"expected a tensor of shape {shape}, got {type(value).__name__} of {got}"
     if isinstance(value, DTensor) and not isinstance(mean, DTensor):
         return "expected a whole tensor, got a DTensor"
-    if isinstance(mean, DTensor) and isinstance(value, DTensor) and _cut(mean) != _cut(value):
-        return (
-            f"expected a DTensor with {mean.placements} on {mean.device_mesh}, got one with {value.placements} on "
-            f"{value.device_mesh}"
-        )
-    return None
-
-
-def _cut(tensor: DTensor) -> tuple[Any, ...]:
-    return tensor.device_mesh, tensor.placements
+    return other_cut(value, mean) or None if isinstance(mean, DTensor) and isinstance(value, DTensor) else None
 
 
 def _checked_decay(decay: Any, function: str) -> float:

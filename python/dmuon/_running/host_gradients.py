@@ -55,14 +55,22 @@ def squared_norms(parameters: Sequence[nn.Parameter], device: torch.device, rank
 def scale(parameters: Sequence[nn.Parameter], factor: torch.Tensor) -> None:
     """Multiplies every gradient, or this rank's shard of it, by a []."""
     gradients = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in parameters if p.grad is not None]
-    if gradients:
-        torch._foreach_mul_(gradients, factor.to(gradients[0].device))  # FSDP2 may offload them
+    for device, on_device in _by_device(gradients).items():
+        torch._foreach_mul_(on_device, factor.to(device))
 
 
 def _squared_norm(tensors: list[torch.Tensor], device: torch.device) -> torch.Tensor:
-    tensors = [tensor for tensor in tensors if tensor.numel()]
-    if not tensors:
-        return torch.zeros((), dtype=torch.float64, device=device)
-    # fp64: the squares of small and of large gradients leave fp32's range.
-    found = torch._foreach_norm(tensors, 2, dtype=torch.float64)
-    return torch.stack(list(found)).square().sum().to(device)  # FSDP2 may offload gradients
+    squared = torch.zeros((), dtype=torch.float64, device=device)
+    for on_device in _by_device([tensor for tensor in tensors if tensor.numel()]).values():
+        # fp64: the squares of small and of large gradients leave fp32's range.
+        found = torch._foreach_norm(on_device, 2, dtype=torch.float64)
+        squared = squared + torch.stack(list(found)).square().sum().to(device)
+    return squared
+
+
+def _by_device(tensors: list[torch.Tensor]) -> dict[torch.device, list[torch.Tensor]]:
+    """Returns the tensors by their devices: FSDP2 may offload some to the host."""
+    found: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.device, []).append(tensor)
+    return found

@@ -109,6 +109,7 @@ class ModelLoad:
             state_dict[key] = parameter
 
     def _after_load(self, module: nn.Module, incompatible: Any) -> None:
+        self._runtime.step_agreement.torn.discard("model")
         load, self._load = self._load, None
         if load is None:
             return

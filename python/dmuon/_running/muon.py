@@ -278,14 +278,14 @@ class Muon(torch.optim.Optimizer):
         row_factors = after.row_factors(verdict.maxima, finite) if after else {}
         adamw_groups = self._adamw_groups()
         self._adamw.prepare(adamw_groups, self.state)
-        runtime.step_agreement.is_torn = True
+        runtime.step_agreement.torn = {"model", "optimizer"}
         try:
             _C.muon_step(runtime.engine, groups, group_of, finite, runtime.graphs, row_factors)
             self._adamw.step(adamw_groups, self.state, finite)
             if after:
                 after.scale_others()
             self._skipped.add(finite)
-            runtime.step_agreement.is_torn = False
+            runtime.step_agreement.torn.clear()
         finally:  # gradients are used up, also if an interrupt comes
             # After a forward without a backward FSDP2 would still compute with the old weights that it gathered.
             for module in runtime.fsdp_modules:
@@ -417,7 +417,7 @@ class Muon(torch.optim.Optimizer):
         state_dict, loaded = checked_state(self, state_dict, hooks.values(), runtime, self._leaf_of)
         # At once: nothing that may raise on some ranks alone comes between the check and the collective calls.
         write_state(runtime, loaded)
-        runtime.step_agreement.is_torn = False
+        runtime.step_agreement.torn.discard("optimizer")
         owned = self._owned_states()
         self._optimizer_load_state_dict_pre_hooks = OrderedDict()  # they have run
         try:

@@ -27,7 +27,7 @@ def offload(model: nn.Module) -> None:
     try:
         with agreement(runtime.ranks, "offload"):
             runtime.engine.move_out()
-    except ValueError:
+    except BaseException:  # also an interrupt of this rank
         runtime.engine.move_back()
         raise
     runtime.offloaded = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -30,6 +31,7 @@ def checked_state(
         ValueError: on all ranks, if something does not fit the optimizer, or ranks differ.
     """
     with agreement(runtime.ranks, "Muon.load_state_dict") as facts:
+        state_dict = copy.copy(state_dict)  # as torch does before its hooks
         for hook in hooks:
             changed = hook(optimizer, state_dict)
             state_dict = state_dict if changed is None else changed

@@ -63,7 +63,7 @@ class StepAgreement:
     copies: Copies = dataclasses.field(init=False)
     plain: PlainGradients = dataclasses.field(init=False)
     after_step: AfterStep | None = dataclasses.field(default=None, init=False)
-    is_torn: bool = dataclasses.field(default=False, init=False)  # a step has begun to change weights, and not ended
+    torn: set[str] = dataclasses.field(default_factory=set, init=False)  # of "model", "optimizer": to be loaded
     had_open_gradients: bool = dataclasses.field(default=False, init=False)  # on any rank before the last message
     changed: Counter[str] = dataclasses.field(default_factory=Counter, init=False)  # of gradients, since the message
     removed: dict[Any, frozenset[str]] = dataclasses.field(default_factory=dict, init=False)  # see removed_states
@@ -95,7 +95,7 @@ class StepAgreement:
         self._owned_norms = None
         self.plain.made.clear()
         self.end_failed_backward(in_step=True)
-        problem = problem or (_TORN if self.is_torn else self._lost) or self._problem()
+        problem = problem or (_TORN if self.torn else self._lost) or self._problem()
         if self.host_misses_partial_sums():
             raise ValueError(
                 "dmuon: clip or step after a backward under no_sync: FSDP2's gradients have not been summed over the "

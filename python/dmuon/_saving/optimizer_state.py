@@ -15,7 +15,7 @@ from dmuon._saving.saved_members import members_of
 from dmuon._saving.saved_views import with_views, without_views
 from dmuon._setup.hyperparameters import adamw_moments, check_group, resolved_coefficients, rule_of, settings_of
 from dmuon._setup.leaf import Leaf
-from dmuon._setup.slices import cut_like
+from dmuon._setup.slices import cut_like, other_cut
 
 _LOAD = "Muon.load_state_dict"
 _CAUTIOUS = "+cautious_weight_decay"  # after the name of a rule
@@ -188,6 +188,8 @@ def _checked_adamw(parameter: torch.Tensor, name: str, state: Any, group: dict[s
             raise ValueError(f"{_LOAD}: '{key}' of '{name}': expected shape {tuple(parameter.shape)}, got {got}")
         if isinstance(value, DTensor) and not isinstance(parameter, DTensor):
             raise ValueError(f"{_LOAD}: '{key}' of '{name}': expected a whole tensor, got a DTensor")
+        if isinstance(value, DTensor) and (problem := other_cut(value, parameter)):
+            raise ValueError(f"{_LOAD}: '{key}' of '{name}': {problem}")
         value = cut_like(value, parameter)
         if not isinstance(parameter, DTensor) and value.stride() != parameter.stride():
             value = torch.zeros_like(parameter, dtype=value.dtype).copy_(value)  # as fused kernels want it

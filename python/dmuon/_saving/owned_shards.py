@@ -146,7 +146,9 @@ class OwnedShards:
         placements = self.placements_of(index)
         if not isinstance(value, DTensor) or list(value.placements) == placements:
             return value
-        if not sends and any(not placement.is_replicate() for placement in value.placements):
+        if all(placement.is_replicate() for placement in value.placements):
+            return value.to_local().detach()  # DTensor would cut it in the order of the mesh, which need not ascend
+        if not sends:
             return value
         if self._leaves[index].slices is not None:
             return value.full_tensor().detach()  # DTensor cuts no dimension twice

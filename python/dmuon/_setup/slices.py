@@ -94,6 +94,16 @@ def cut_as(whole: torch.Tensor, like: Any) -> torch.Tensor:
     return part
 
 
+def other_cut(value: DTensor, like: Any) -> str:
+    """Returns what is wrong if a DTensor is not cut as another one; else an empty text."""
+    if (value.device_mesh, value.placements) == (like.device_mesh, like.placements):
+        return ""
+    return (
+        f"expected a DTensor with {like.placements} on {like.device_mesh}, got one with {value.placements} on "
+        f"{value.device_mesh}"
+    )
+
+
 def cut_like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Returns this rank's part of a whole `value`, cut as `other` is if that is a DTensor. Sends nothing."""
     if isinstance(value, DTensor) or not isinstance(other, DTensor):

@@ -78,13 +78,17 @@ void add_scaled(at::Tensor target, const at::Tensor& values, double scale, bool 
 
 void Owned::add(const std::string& name, MatrixSizes sizes) {
   core::require(!has_name(name), "Owned::add: name: expected a new one, got '", name, "'");
-  named_.push_back({name, sizes ? std::move(sizes) : whole_matrix});
-  for (OwnedBatch& batch : batches_) {
-    at::Tensor& tensor = batch.tensors[name];
-    tensor = pool_->empty(stacked(batch.first_matrix.back(), named_.back().sizes(batch.view)),
-                          at::kFloat);
-    tensor.zero_();
-    pool_->count(static_cast<std::int64_t>(tensor.nbytes()));
+  if (!sizes) sizes = whole_matrix;
+  core::Vector<core::BatchIndex, at::Tensor>
+      made;  // all, before anything changes: memory may not suffice
+  for (const OwnedBatch& batch : batches_) {
+    made.push_back(pool_->empty(stacked(batch.first_matrix.back(), sizes(batch.view)), at::kFloat));
+    made.back().zero_();
+  }
+  named_.push_back({name, std::move(sizes)});
+  for (const core::BatchIndex index : batches_.indices()) {
+    batches_[index].tensors[name] = made[index];
+    pool_->count(static_cast<std::int64_t>(made[index].nbytes()));
   }
 }
 

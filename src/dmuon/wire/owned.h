@@ -70,7 +70,8 @@ class Owned {
 
   /// Adds a named tensor of zeros to every batch. All ranks add the same names.
   /// @param sizes  of one matrix; default: the matrix's own.
-  /// @throws InvalidArgument if the name exists.
+  /// @throws InvalidArgument if the name exists. Then, or if memory does not suffice, nothing has
+  /// changed.
   void add(const std::string& name, MatrixSizes sizes = {});
 
   /// Removes a named tensor.
