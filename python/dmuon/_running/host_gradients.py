@@ -60,12 +60,14 @@ def scale(parameters: Sequence[nn.Parameter], factor: torch.Tensor) -> None:
 
 
 def _squared_norm(tensors: list[torch.Tensor], device: torch.device) -> torch.Tensor:
-    squared = torch.zeros((), dtype=torch.float64, device=device)
-    for on_device in _by_device([tensor for tensor in tensors if tensor.numel()]).values():
-        # fp64: the squares of small and of large gradients leave fp32's range.
-        found = torch._foreach_norm(on_device, 2, dtype=torch.float64)
-        squared = squared + torch.stack(list(found)).square().sum().to(device)
-    return squared
+    # fp64: the squares of small and of large gradients leave fp32's range.
+    found = [
+        torch.stack(list(torch._foreach_norm(on_device, 2, dtype=torch.float64))).square().sum().to(device)
+        for on_device in _by_device([tensor for tensor in tensors if tensor.numel()]).values()
+    ]
+    if not found:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    return found[0] if len(found) == 1 else torch.stack(found).sum()
 
 
 def _by_device(tensors: list[torch.Tensor]) -> dict[torch.device, list[torch.Tensor]]:

@@ -1,3 +1,5 @@
+#include "dmuon/newton_schulz/products/cpu.h"
+
 #include <ATen/Parallel.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -34,9 +36,10 @@ TEST(CpuProducts, KeepsTheGramFormsMatricesInFp32AtLeast) {
   EXPECT_EQ(cpu_products().gram_dtype(at::kDouble), at::kDouble);
 }
 
-TEST(CpuProducts, WeighsFp32MoreOnlyWhereBf16IsMultipliedInHardware) {
-  const bool bf16 = cpu_elementwise().default_dtype() == at::kBFloat16;
-  EXPECT_EQ(cpu_products().symmetric_cost(64, at::kBFloat16).gram_dtype, bf16 ? 2.15 : 1);
+TEST(CpuProducts, WeighsFp32OtherwiseOnlyWhereBf16IsMultipliedInHardware) {
+  const double fp32_cost = cpu_elementwise().default_dtype() == at::kBFloat16 ? 2.15 : 0.55;
+  EXPECT_EQ(cpu_products().symmetric_cost(64, at::kBFloat16).gram_dtype,
+            multiplies_bf16() ? fp32_cost : 1);
   for (const auto dtype : {at::kHalf, at::kFloat, at::kDouble}) {
     EXPECT_EQ(cpu_products().symmetric_cost(64, dtype).gram_dtype, 1);
   }
