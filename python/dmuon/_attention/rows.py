@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 
 import torch
 import torch.nn as nn
-from torch.distributed.tensor import DTensor
 
 from dmuon._running.runtime import Runtime
 from dmuon._saving.owned_shards import MASTER
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import clean_name, joined
 from dmuon._setup.placeholder import OwnedTensor
-from dmuon._setup.slices import cut_as
+from dmuon._setup.slices import cut_like, local_part
 from dmuon.attention import Heads
 
 
@@ -47,7 +46,7 @@ class HeadRows:
                 pieces.append(sources[part.elements.begin // cols : part.elements.end // cols])
                 self.parameters.append(part.parameter)
         for bias, index in finder.biases:
-            pieces.append(_local_rows(bias, finder.sources[index]))
+            pieces.append(local_part(cut_like(finder.sources[index], bias)))
             self.biases.append(bias)
         self._sizes = [len(piece) for piece in pieces]
         self._sources = torch.cat(pieces).to(runtime.device) if pieces else None
@@ -164,8 +163,3 @@ def _groups_of(all_heads: Iterable[Heads]) -> list[int]:
         first = groups[-1] + 1 if groups else 0
         groups += [first + head * heads.kv_heads // heads.num_heads for head in range(heads.num_heads)]
     return groups
-
-
-def _local_rows(bias: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
-    """Returns the part of a tensor of rows that belongs to this rank's part of a bias."""
-    return cut_as(whole, bias) if isinstance(bias, DTensor) else whole

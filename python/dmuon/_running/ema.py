@@ -219,7 +219,9 @@ def _misfit(mean: Any, value: Any) -> str | None:
         return f"expected a tensor of shape {shape}, got {type(value).__name__} of {got}"
     if isinstance(value, DTensor) and not isinstance(mean, DTensor):
         return "expected a whole tensor, got a DTensor"
-    return other_cut(value, mean) or None if isinstance(mean, DTensor) and isinstance(value, DTensor) else None
+    if isinstance(mean, DTensor) and isinstance(value, DTensor):
+        return other_cut(value, mean)
+    return None
 
 
 def _checked_decay(decay: Any, function: str) -> float:

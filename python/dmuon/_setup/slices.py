@@ -94,10 +94,10 @@ def cut_as(whole: torch.Tensor, like: Any) -> torch.Tensor:
     return part
 
 
-def other_cut(value: DTensor, like: Any) -> str:
-    """Returns what is wrong if a DTensor is not cut as another one; else an empty text."""
+def other_cut(value: DTensor, like: Any) -> str | None:
+    """Returns what is wrong if a DTensor is not cut as another one, else None."""
     if (value.device_mesh, value.placements) == (like.device_mesh, like.placements):
-        return ""
+        return None
     return (
         f"expected a DTensor with {like.placements} on {like.device_mesh}, got one with {value.placements} on "
         f"{value.device_mesh}"
