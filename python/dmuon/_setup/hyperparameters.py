@@ -193,7 +193,9 @@ def check_group(group: dict[str, Any], where: str = "", first_lr: Any = 0.0) -> 
     `where` names the group in the message. Without it the message names Muon's arguments. `first_lr` is as in
     `rate_of`.
     """
-    if (algorithm := group.get("algorithm")) not in ("muon", "adamw"):
+    if "algorithm" not in group:
+        raise ValueError(f"{where or 'Muon'}: expected a group with 'algorithm', got one without")
+    if (algorithm := group["algorithm"]) not in ("muon", "adamw"):
         raise ValueError(f"{where or 'Muon'}: algorithm: expected 'muon' or 'adamw', got {shown(algorithm)}")
     of_muon = algorithm == "muon"
     prefix = f"{where}: " if where else "Muon: " if of_muon else "Muon: adamw_"
