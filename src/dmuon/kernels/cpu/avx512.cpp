@@ -12,9 +12,9 @@
 #include "dmuon/kernels/cpu/products.h"
 
 // The algorithm. Rows of a, and columns of b, are vectors of `inner` entries. They are packed into
-// panels of 16 vectors (avx512_pack.h). A tile has 8 rows and up to 48 columns, and keeps its sums
-// in 24 registers (avx512_tile.h). For each word it loads 3 registers of b and broadcasts 8 words
-// of a: one load for two multiplications.
+// panels of 16 vectors (avx512_pack.h), but rows that tiles can read where they are. A tile has 8
+// rows and up to 48 columns, and keeps its sums in 24 registers (avx512_tile.h). For each word it
+// loads 3 registers of b and broadcasts 8 words of a: one load for two multiplications.
 namespace dmuon::kernels::cpu {
 namespace avx512 {
 namespace {
@@ -25,8 +25,6 @@ namespace {
 constexpr std::int64_t kUnitRows = 240;
 constexpr std::int64_t kUnitCols = 480;
 constexpr std::int64_t kMostWords = 384;
-// In fp32 the sums of this many words are added up apart: errors grow with longer sums.
-constexpr std::int64_t kMostFp32Words = 128;
 // Smaller units are as fast if all operands are in near caches. They are also used if there are too
 // few large units for the threads, which take one unit after the other.
 constexpr std::int64_t kSmallUnitRows = 96;
@@ -35,6 +33,8 @@ constexpr std::int64_t kMostSmallWords = 1 << 19;
 constexpr std::int64_t kLeastUnitsOfThread = 4;
 
 static_assert(kTile == kLanes);
+// Sums then begin at the same words in every unit.
+static_assert(kMostWords % Fp32::kSumWords == 0 && kMostWords % Bf16::kSumWords == 0);
 
 // Rows [top, bottom) of the columns [left, right).
 struct Unit {
@@ -69,8 +69,42 @@ std::int64_t right_of(const Product& product, const Unit& unit, std::int64_t top
   return product.symmetric ? std::min(unit.right, (top / kLanes + 1) * kLanes) : unit.right;
 }
 
+// Rows of a: packed, or where the caller has them. Distances are in bytes.
+struct Rows {
+  const std::byte* data;
+  std::int64_t row;    // between a row and the next one of 16
+  std::int64_t rows;   // between 16 rows and the next
+  std::int64_t word;   // between a word of a row and the next
+  std::int64_t words;  // of a row
+
+  const std::byte* at(std::int64_t top, std::int64_t first) const {
+    return data + top / kLanes * rows + top % kLanes * row + first * word;
+  }
+};
+
+Rows packed(const Panels& panels) {
+  constexpr std::int64_t kWord = sizeof(std::uint32_t);
+  return {reinterpret_cast<const std::byte*>(panels.data), kWord, panels.words * kLanes * kWord,
+          kLanes * kWord, panels.words};
+}
+
+// True if tiles can read the rows of a in place: each tile's rows exist, and are whole words. In a
+// symmetric product of 384 x 384 in fp32 this saves an eighth of the time.
+template <typename T>
+bool readable_in_place(const Product& product) {
+  return product.a.col_stride == 1 && product.rows % kTileRows == 0 &&
+         product.inner * T::kSize % 4 == 0;
+}
+
+template <typename T>
+Rows in_place(const Product& product, std::int64_t words) {
+  const std::int64_t row = product.a.row_stride * T::kSize;
+  return {static_cast<const std::byte*>(product.a.data), row, kLanes * row, sizeof(std::uint32_t),
+          words};
+}
+
 template <typename T, End kEnd>
-void compute_unit(const Product& product, const WideEnd* wide, const Unit& unit, const Panels& a,
+void compute_unit(const Product& product, const WideEnd* wide, const Unit& unit, const Rows& a,
                   const Panels& b) {
   const auto* c = static_cast<const std::byte*>(product.c);
   auto* out = static_cast<std::byte*>(product.out);
@@ -82,16 +116,17 @@ void compute_unit(const Product& product, const WideEnd* wide, const Unit& unit,
   };
   thread_local Scratch scratch;
   auto* sums = reinterpret_cast<float*>(scratch.words(kUnitRows * kUnitCols));
-  const std::int64_t most = T::kSize == 4 ? kMostFp32Words : kMostWords;
   std::int64_t word = 0;
   do {
-    const std::int64_t words = std::min(most, a.words - word);
+    const std::int64_t words = std::min(kMostWords, a.words - word);
     for (std::int64_t left = unit.left; left < unit.right; left += kTileCols) {
       const std::int64_t start = product.symmetric ? std::max(unit.top, left) : unit.top;
       for (std::int64_t top = start; top < unit.bottom; top += kTileRows) {
         compute_tile<T, kEnd>(
-            {.a = a.at(top) + word * kLanes,
-             .b = b.at(left) + word * kLanes,
+            {.a = a.at(top, word),
+             .a_row = a.row,
+             .a_word = a.word,
+             .b = b.at(left, word),
              .panel = b.words * kLanes,
              .words = words,
              .is_first = word == 0,
@@ -129,19 +164,21 @@ void multiply_as(const Product& product, const Workers& workers, const WideEnd* 
   const auto& [of_a, of_b] = std::tie(product.a, product.b);
   const bool is_one =
       of_a == Operand{of_b.data, of_b.col_stride, of_b.row_stride} && product.rows == product.cols;
+  const bool packs_a = !is_one && !readable_in_place<T>(product);
   const std::int64_t words = divided_up(product.inner * T::kSize, 4);
-  const std::int64_t words_of_a = divided_up(product.rows, kLanes) * kLanes * words;
-  const std::int64_t words_of_b = is_one ? 0 : divided_up(product.cols, kLanes) * kLanes * words;
+  const std::int64_t words_of_b = divided_up(product.cols, kLanes) * kLanes * words;
+  const std::int64_t words_of_a = packs_a ? divided_up(product.rows, kLanes) * kLanes * words : 0;
   thread_local Scratch scratch;
   const Scratch::Use use(scratch);
-  const Panels a{scratch.words(words_of_a + words_of_b), words};
-  const Panels b{is_one ? a.data : a.data + words_of_a, words};
-  pack<T>(vectors(of_a.data, product.rows, of_a.row_stride, of_a.col_stride), product.inner, a,
+  const Panels b{scratch.words(words_of_b + words_of_a), words};
+  pack<T>(vectors(of_b.data, product.cols, of_b.col_stride, of_b.row_stride), product.inner, b,
           workers);
-  if (!is_one) {
-    pack<T>(vectors(of_b.data, product.cols, of_b.col_stride, of_b.row_stride), product.inner, b,
-            workers);
+  const Panels panels_of_a{is_one ? b.data : b.data + words_of_b, words};
+  if (packs_a) {
+    pack<T>(vectors(of_a.data, product.rows, of_a.row_stride, of_a.col_stride), product.inner,
+            panels_of_a, workers);
   }
+  const Rows a = packs_a || is_one ? packed(panels_of_a) : in_place<T>(product, words);
   const std::vector<Unit> units = units_of(product, words, workers.num_threads);
   const auto count = static_cast<std::int64_t>(units.size());
   std::atomic<std::int64_t> next = 0;  // units are unequal

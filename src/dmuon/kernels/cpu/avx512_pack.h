@@ -101,25 +101,34 @@ struct Panels {
   std::uint32_t* data;
   std::int64_t words;  // of a vector
 
-  /// Word 0 of a vector; the next one is kLanes further.
-  std::uint32_t* at(std::int64_t vector) const {
-    return data + vector / kLanes * words * kLanes + vector % kLanes;
+  /// Word `word` of a vector; the next one is kLanes further.
+  std::uint32_t* at(std::int64_t vector, std::int64_t word = 0) const {
+    return data + (vector / kLanes * words + word) * kLanes + vector % kLanes;
   }
 };
+
+// Packs this many entries of all vectors, then the next ones: a page of vectors that lie across is
+// looked up once, not once a panel.
+constexpr std::int64_t kEntriesAcross = 64;
 
 template <typename T>
 void pack(const Vectors& vectors, std::int64_t inner, const Panels& panels,
           const Workers& workers) {
   workers.run(divided_up(vectors.count, kLanes), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t panel = begin; panel < end; ++panel) {
-      const std::int64_t done = panel * kLanes;
-      const Vectors some{vectors.data + done * vectors.stride,
-                         std::min<std::int64_t>(kLanes, vectors.count - done), vectors.stride,
-                         vectors.step};
-      if (vectors.step == T::kSize) {
-        pack_side_by_side(some, inner * T::kSize, panels.at(done));
-      } else {
-        pack_across<T>(some, inner, panels.at(done));
+    const bool across = vectors.step != T::kSize;
+    const std::int64_t most = across ? kEntriesAcross : inner;
+    for (std::int64_t entry = 0; entry < inner; entry += most) {
+      const std::int64_t entries = std::min(most, inner - entry);
+      for (std::int64_t done = begin * kLanes; done < end * kLanes; done += kLanes) {
+        const Vectors some{vectors.data + done * vectors.stride + entry * vectors.step,
+                           std::min<std::int64_t>(kLanes, vectors.count - done), vectors.stride,
+                           vectors.step};
+        std::uint32_t* panel = panels.at(done, entry * T::kSize / 4);
+        if (across) {
+          pack_across<T>(some, entries, panel);
+        } else {
+          pack_side_by_side(some, entries * T::kSize, panel);
+        }
       }
     }
   });

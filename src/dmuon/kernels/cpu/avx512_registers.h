@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "dmuon/core/divided_up.h"
 
@@ -23,9 +24,18 @@ DMUON_AVX512_INLINE __mmask16 first(std::int64_t lanes) {
   return static_cast<__mmask16>(lanes >= kLanes ? 0xffff : (1 << lanes) - 1);
 }
 
-/// A dtype: how its words are multiplied, and its entries read and written, 16 at a time.
+/// The word at `from` in all lanes.
+DMUON_AVX512_INLINE __m512i in_all_lanes(const std::byte* from) {
+  std::int32_t word;
+  std::memcpy(&word, from, sizeof(word));
+  return _mm512_set1_epi32(word);
+}
+
+/// A dtype: how its words are multiplied, and its entries read and written, 16 at a time. A sum of
+/// kSumWords words is added to the next one's: errors grow with longer sums.
 struct Fp32 {
   static constexpr std::int64_t kSize = 4;
+  static constexpr std::int64_t kSumWords = 128;
 
   DMUON_AVX512_INLINE static __m512 multiplied(__m512 sum, __m512i a, __m512i b) {
     return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
@@ -45,6 +55,7 @@ struct Fp32 {
 
 struct Bf16 {
   static constexpr std::int64_t kSize = 2;
+  static constexpr std::int64_t kSumWords = 384;
 
   DMUON_AVX512_INLINE static __m512 multiplied(__m512 sum, __m512i a, __m512i b) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));

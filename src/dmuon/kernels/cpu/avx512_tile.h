@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -33,7 +34,9 @@ enum class End {
 // The sums of earlier words are read from `sums`, [kTileRows][kTileCols]. Unless the words are the
 // last, the new sums are stored there.
 struct Tile {
-  const std::uint32_t* a;
+  const std::byte* a;
+  std::int64_t a_row;   // bytes between a row of a and the next
+  std::int64_t a_word;  // bytes between a word of a row and the next
   const std::uint32_t* b;
   std::int64_t panel;  // words between a panel of b and the next
   std::int64_t words;
@@ -131,47 +134,49 @@ DMUON_AVX512_INLINE void prefetch_addends(const Tile& tile) {
 
 template <typename T, std::int64_t kVectors, End kEnd>
 DMUON_AVX512 void compute_tile(const Tile& tile, float alpha, float beta) {
-  __m512 sum[kTileRows][static_cast<std::size_t>(kVectors)];
-#pragma GCC unroll 8
-  for (std::int64_t i = 0; i < kTileRows; ++i) {
-#pragma GCC unroll 3
-    for (std::int64_t v = 0; v < kVectors; ++v) {
-      sum[i][v] = _mm512_setzero_ps();
-    }
-  }
   if (tile.is_last) prefetch_addends<kEnd>(tile);
-  const std::uint32_t* a = tile.a;
+  const std::byte* a = tile.a;
   const std::uint32_t* b = tile.b;
-  const std::int64_t panel = tile.panel;
-  for (std::int64_t word = 0; word < tile.words; ++word, a += kLanes, b += kLanes) {
-    __m512i of_b[static_cast<std::size_t>(kVectors)];
-#pragma GCC unroll 3
-    for (std::int64_t v = 0; v < kVectors; ++v) of_b[v] = _mm512_load_si512(b + v * panel);
+  const std::uint32_t* const end = b + tile.words * kLanes;
+  bool is_first = tile.is_first;
+  do {
+    const std::uint32_t* const end_of_sum = std::min(b + T::kSumWords * kLanes, end);
+    const bool is_last = tile.is_last && end_of_sum == end;
+    __m512 sum[kTileRows][static_cast<std::size_t>(kVectors)];
 #pragma GCC unroll 8
     for (std::int64_t i = 0; i < kTileRows; ++i) {
-      const __m512i of_a = _mm512_set1_epi32(static_cast<int>(a[i]));
 #pragma GCC unroll 3
-      for (std::int64_t v = 0; v < kVectors; ++v)
-        sum[i][v] = T::multiplied(sum[i][v], of_a, of_b[v]);
+      for (std::int64_t v = 0; v < kVectors; ++v) sum[i][v] = _mm512_setzero_ps();
     }
-  }
+    for (; b < end_of_sum; a += tile.a_word, b += kLanes) {
+      __m512i of_b[static_cast<std::size_t>(kVectors)];
+#pragma GCC unroll 3
+      for (std::int64_t v = 0; v < kVectors; ++v) of_b[v] = _mm512_load_si512(b + v * tile.panel);
 #pragma GCC unroll 8
-  for (std::int64_t i = 0; i < kTileRows; ++i) {
-    if (i >= tile.rows) break;
+      for (std::int64_t i = 0; i < kTileRows; ++i) {
+        const __m512i of_a = in_all_lanes(a + i * tile.a_row);
 #pragma GCC unroll 3
-    for (std::int64_t v = 0; v < kVectors; ++v) {
-      if (!tile.is_first) {
-        const __m512 before = _mm512_load_ps(tile.sums + i * kTileCols + v * kLanes);
-        sum[i][v] = _mm512_add_ps(before, sum[i][v]);
+        for (std::int64_t v = 0; v < kVectors; ++v)
+          sum[i][v] = T::multiplied(sum[i][v], of_a, of_b[v]);
       }
-      if (!tile.is_last) {
-        _mm512_store_ps(tile.sums + i * kTileCols + v * kLanes, sum[i][v]);
-        continue;
-      }
-      const std::int64_t col = v * kLanes;
-      store<T, kEnd>(tile, i, col, first(tile.cols - col), sum[i][v], alpha, beta);
     }
-  }
+#pragma GCC unroll 8
+    for (std::int64_t i = 0; i < kTileRows; ++i) {
+      if (i >= tile.rows) break;
+#pragma GCC unroll 3
+      for (std::int64_t v = 0; v < kVectors; ++v) {
+        float* const sums = tile.sums + i * kTileCols + v * kLanes;
+        if (!is_first) sum[i][v] = _mm512_add_ps(_mm512_load_ps(sums), sum[i][v]);
+        if (!is_last) {
+          _mm512_store_ps(sums, sum[i][v]);
+          continue;
+        }
+        const std::int64_t col = v * kLanes;
+        store<T, kEnd>(tile, i, col, first(tile.cols - col), sum[i][v], alpha, beta);
+      }
+    }
+    is_first = false;
+  } while (b < end);
 }
 
 template <typename T, End kEnd>
