@@ -3,6 +3,7 @@
 #include <ATen/ops/baddbmm.h>
 
 #include <mutex>
+#include <optional>
 
 #include "dmuon/newton_schulz/products.h"
 #include "dmuon/newton_schulz/scratch.h"
@@ -90,7 +91,10 @@ class AtenProducts final : public Products {
     uses_pytorch("multiplies matrices");
     // With out as its own addend ATen accumulates in place, whatever out's strides.
     if (beta != 0 && !out.is_same(c)) out.copy_(c);
-    const SumsInFp32 guard;
+    // On a CPU the options mean nothing, and code that torch.compile compiles meanwhile in another
+    // thread depends on them.
+    std::optional<SumsInFp32> guard;
+    if (!out.is_cpu()) guard.emplace();
     if (a.dim() == 2) {
       out.addmm_(a, b, beta, alpha);
     } else {
