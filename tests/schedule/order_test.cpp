@@ -121,6 +121,20 @@ TEST(Order, StartsTheNextForwardAtARequestThatLiesBehind) {
   EXPECT_TRUE(order.owes(before_use(1)));
 }
 
+TEST(Order, SaysWhatTheNextForwardOwesBeforeARequestThatLiesBehind) {
+  Order order = traced();
+  order.begin_forward(true);
+  request_all(&order, {before_use(0), after_forward(0), before_use(1)});
+  const Triggers expected{after_forward(1), before_use(2), before_use(0)};
+  EXPECT_EQ(order.owed_before(after_forward(0)), expected);
+  EXPECT_TRUE(order.owed_before(after_forward(0), /*has_end=*/true).empty());
+  // Where the next forward would free what is in use, this one goes on without its trace.
+  const Triggers rest{after_forward(1), before_use(2)};
+  EXPECT_EQ(triggers_of(order.deviate_before(before_use(0))), rest);
+  EXPECT_EQ(triggers_of(order.request(after_forward(0))), Triggers{after_forward(0)});
+  EXPECT_TRUE(order.on_demand());
+}
+
 TEST(Order, ServesADeviationOnDemandAndTracesTheNextPassAgain) {
   Order order = traced();
   order.begin_forward(true);

@@ -123,6 +123,42 @@ TEST_F(ReadsTest, AReplayDeviatesWhereItsTraceWouldFreeAUnitThatIsBeingRead) {
   EXPECT_TRUE(resolver.ready(kB));
 }
 
+// As where a program calls submodules by themselves, and one of them calls another inside.
+TEST_F(ReadsTest, AForwardThatStartsByItselfFreesNoUnitInAnOpenCall) {
+  Resolver resolver = make(1, {.lookahead = 0});
+  trace(&resolver);
+  resolver.begin_forward(true);
+  resolver.before_use(kA);
+  resolver.after_forward(kA);
+  resolver.before_use(kB);
+  resolver.set_in_use(kB, true);
+  recorder_.take();
+  resolver.before_use(kA);
+  EXPECT_EQ(recorder_.take(), "compare before use of 0, publish intra 0, await weights 0");
+  EXPECT_TRUE(resolver.ready(kB));
+}
+
+TEST_F(ReadsTest, AnEvaluationBySubmodulesIsMoreThanOneForward) {
+  Resolver resolver = make(1, {.lookahead = 0});
+  const auto evaluate = [&](int num_batches) {
+    resolver.begin_forward(/*training=*/false);
+    for (int batch = 0; batch < num_batches; ++batch) {
+      for (const UnitIndex unit : {kA, kB}) {
+        resolver.before_use(unit);
+        resolver.after_forward(unit);
+      }
+    }
+    recorder_.take();
+  };
+  evaluate(100);
+  evaluate(1);
+  resolver.begin_forward(/*training=*/true);
+  const std::string owed = recorder_.take();
+  int num_sent = 0;
+  for (std::size_t at = 0; (at = owed.find("publish", at)) != std::string::npos; ++at) ++num_sent;
+  EXPECT_LE(num_sent, 2 * 8);  // units, batches of a forward
+}
+
 // As where a checkpoint inside a module recomputes, and reads another unit's weights.
 TEST_F(ReadsTest, AReplayDeviatesWhereItsTraceWouldFreeAUnitWhoseBackwardIsOpen) {
   Resolver resolver = make(1, {.lookahead = 0});

@@ -87,14 +87,16 @@ std::vector<Crossing> Order::begin_forward(bool training) {
 
 std::vector<Crossing> Order::begin_backward() { return begin(Pass::kBackward); }
 
+bool Order::starts_forward(Trigger trigger, bool has_end) const {
+  const bool may_begin = *current_ != Pass::kBackward && !has_end;
+  return may_begin && course().replaying() && !course().lies_ahead(trigger) &&
+         course().contains(trigger) && !owes_host_use();
+}
+
 std::vector<Crossing> Order::request(Trigger trigger, bool has_end) {
   std::vector<Crossing> crossings;
   core::invariant(current_.has_value(), "Order::request: no pass is open");
-  const bool may_begin = *current_ != Pass::kBackward && !has_end;
-  if (may_begin && course().replaying() && !course().lies_ahead(trigger) &&
-      course().contains(trigger) && !owes_host_use()) {
-    crossings = begin(*current_);
-  }
+  if (starts_forward(trigger, has_end)) crossings = begin(*current_);
   const auto add = [&](const std::vector<Crossing>& more) {
     crossings.insert(crossings.end(), more.begin(), more.end());
   };
@@ -118,16 +120,27 @@ void Order::renew_note(Trigger end) {
   if (std::find(noted.begin(), noted.end(), end) != noted.end()) note_end(end);
 }
 
-std::vector<Trigger> Order::owed_before(Trigger trigger) const {
+bool Order::repeats(Trigger trigger, bool has_end) const {
+  if (has_end || current_ != Pass::kEvalForward || course().known) return false;
+  const Trace& triggers = course().triggers;
+  return !triggers.empty() && triggers.front() == trigger &&
+         std::count(triggers.begin(), triggers.end(), trigger) >= kMostRepeats;
+}
+
+std::vector<Trigger> Order::owed_before(Trigger trigger, bool has_end) const {
+  if (!current_) return {};
+  const Trace& triggers = course().triggers;
+  const auto rest = triggers.begin() + static_cast<std::ptrdiff_t>(course().cursor);
+  if (starts_forward(trigger, has_end)) {
+    std::vector<Trigger> owed(rest, triggers.end());
+    owed.insert(owed.end(), triggers.begin(), std::find(triggers.begin(), rest, trigger));
+    return owed;
+  }
   if (!owes(trigger)) return {};
-  const auto at = [&](std::size_t place) {
-    return course().triggers.begin() + static_cast<std::ptrdiff_t>(place);
-  };
-  return {at(course().cursor), at(course().find(trigger))};
+  return {rest, std::find(rest, triggers.end(), trigger)};
 }
 
 std::vector<Crossing> Order::deviate_before(Trigger trigger) {
-  core::invariant(owes(trigger), "Order::deviate_before: ", trigger, " does not lie ahead");
   std::vector<Crossing> crossings = course().take(course().find(trigger), *current_);
   course().deviated = true;
   return crossings;

@@ -77,11 +77,17 @@ class Order {
   /// Returns the crossing of a noted end. The trace has it where it was noted.
   Crossing cross_noted(Trigger end);
 
-  /// Returns the triggers that request(trigger) would cross before it.
-  std::vector<Trigger> owed_before(Trigger trigger) const;
+  /// True if an evaluation forward that is traced should end before this request, because
+  /// `trigger` came first in it and has come kMostRepeats times. Else all batches of an evaluation
+  /// that calls submodules would be one trace, and a shorter evaluation would owe the rest of it.
+  /// @param has_end  as for request().
+  bool repeats(Trigger trigger, bool has_end) const;
 
-  /// Ends the replay of the open pass right before `trigger`, which lies ahead. Returns the
-  /// crossings before it.
+  /// Returns the triggers that request(trigger, has_end) would cross before it.
+  std::vector<Trigger> owed_before(Trigger trigger, bool has_end = false) const;
+
+  /// Ends the replay of the open pass right before `trigger`, or at its end if `trigger` does not
+  /// lie ahead. Returns the crossings before it.
   std::vector<Crossing> deviate_before(Trigger trigger);
 
   /// Marks that no hook names a trigger of the open pass any more: later requests follow from the
@@ -131,6 +137,8 @@ class Order {
 
  private:
   static constexpr std::size_t kNoTail = static_cast<std::size_t>(-1);
+  // More than a forward uses its first module, as a rule.
+  static constexpr int kMostRepeats = 8;
 
   struct Note {
     Trigger end;
@@ -159,6 +167,7 @@ class Order {
   Course& course() { return courses_[static_cast<int>(*current_)]; }
   const Course& course() const { return courses_[static_cast<int>(*current_)]; }
   std::vector<Crossing> begin(Pass pass);
+  bool starts_forward(Trigger trigger, bool has_end) const;
 
   std::size_t next_host_use() const;
   bool is_read(const Trigger& trigger) const;

@@ -78,7 +78,8 @@ void Resolver::end_forward() {
 // A trace may end a use before what comes next. If the use is still open here, as where this pass
 // reads other units inside of it, the pass goes otherwise than the trace.
 void Resolver::request(Trigger trigger) {
-  const std::vector<Trigger> owed = order_.owed_before(trigger);
+  if (order_.repeats(trigger, whole_forward_) && !any_in_use()) begin_forward(/*training=*/false);
+  const std::vector<Trigger> owed = order_.owed_before(trigger, whole_forward_);
   const auto frees_used = std::find_if(owed.begin(), owed.end(), [&](const Trigger& each) {
     return each.moment != Moment::kBeforeUse && units_.at(each.unit).in_use;
   });
@@ -212,6 +213,11 @@ void Resolver::finish_update() {
 
 void Resolver::finish_routes() {
   while (!routes_.empty()) finish_stage_2(routes_.front());
+}
+
+bool Resolver::any_in_use() const {
+  return std::any_of(units_.begin(), units_.end(),
+                     [](const Progress& unit) { return unit.in_use; });
 }
 
 bool Resolver::holds_partial_sums() const {

@@ -194,6 +194,7 @@ class Resolver {
   void forget_uses();
   void rebuild_schedule();
   void request(Trigger trigger);
+  bool any_in_use() const;
   void end_reads(std::size_t remaining);
   void confirm_end();
   void cross(const std::vector<Crossing>& crossings);
