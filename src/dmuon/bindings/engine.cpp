@@ -247,7 +247,7 @@ void add_operations(EngineClass& engine) {
       .def("route", &Engine::route, py::arg("unit"), no_gil)
       .def("put_gradient", &Engine::put_gradient, py::arg("leaf"), py::arg("value"), no_gil)
       .def("ready", &Engine::ready, py::arg("unit"))
-      .def("set_sync", &Engine::set_sync, py::arg("sync"));
+      .def("set_sync", &Engine::set_sync, py::arg("sync"), no_gil);
 }
 
 void add_inspection(EngineClass& engine) {
