@@ -39,10 +39,11 @@ c10::DataPtr BufferPool::take(std::int64_t num_bytes, std::int64_t* block_bytes)
     return std::move(idle->second);
   }
   count(-idle_.free_at_least(current_bytes_ + num_bytes - peak_bytes_));
+  c10::DataPtr block = allocate(num_bytes);  // where this raises, nothing is counted
   ++num_allocations_;
   *block_bytes = num_bytes;
   count(num_bytes);
-  return allocate(num_bytes);
+  return block;
 }
 
 c10::DataPtr BufferPool::allocate(std::int64_t num_bytes) const {
@@ -87,9 +88,10 @@ PackedBuffer::~PackedBuffer() {
 
 void PackedBuffer::allocate() {
   if (allocated_) return;
+  c10::DataPtr block = pool_->take(num_bytes_, &block_bytes_);
   auto* storage = flat_.storage().unsafeGetStorageImpl();
   clear_read_error(storage);
-  storage->set_data_ptr_noswap(pool_->take(num_bytes_, &block_bytes_));
+  storage->set_data_ptr_noswap(std::move(block));
   allocated_ = true;
 }
 
