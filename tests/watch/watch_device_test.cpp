@@ -1,7 +1,12 @@
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstdint>
 #include <future>
+#include <stdexcept>
+#include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <vector>
 
 #include "dmuon/watch/watch.h"
 #include "tests/watch/watches.h"
@@ -10,6 +15,23 @@ namespace dmuon::watch {
 namespace {
 
 using What = Rendezvous;
+
+// A store whose host may end.
+struct MortalStore : c10d::HashStore {
+  std::atomic<bool> dead = false;
+
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::intrusive_ptr<c10d::Store>::reclaim_copy(this);
+  }
+  std::int64_t add(const std::string& key, std::int64_t value) override {
+    if (dead) throw std::runtime_error("Broken pipe");
+    return HashStore::add(key, value);
+  }
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
+    if (dead) throw std::runtime_error("Broken pipe");
+    HashStore::set(key, value);
+  }
+};
 
 // Two ranks of which the first has a device that is stuck in its first operation.
 struct Ranks {
@@ -63,6 +85,27 @@ TEST(WatchOfADevice, GivesUpWhatTheDeviceWaitsForLongerThanTheTimeout) {
             "\nNot come to publish of 'a', on its device (operation 1): rank 1"}))
       << why;
   EXPECT_THROW(ranks.stuck.leave("collectives of X"), core::CommError);
+}
+
+// As where the rank that hosts the store has been killed.
+TEST(WatchOfADevice, GivesUpAfterTheTimeoutWithoutAStore) {
+  const auto store = c10::make_intrusive<MortalStore>();
+  std::promise<std::string> promise;
+  std::future<std::string> given_up = promise.get_future();
+  Watch stuck{store, 0, 2, [](const std::string&) {}, kInterval};
+  stuck.look_at({[&](const std::string& why) { promise.set_value(why); },
+                 [] {
+                   return std::optional(Stuck{1, "publish of 'a'"});
+                 },
+                 20 * kInterval});
+  stuck.reach(What::kOperation, "publish of 'a'");
+  store->dead = true;
+  ASSERT_EQ(given_up.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  const std::string why = given_up.get();
+  EXPECT_TRUE(contains_all(
+      why, {"the device of rank 0 of the mesh has waited in publish of 'a'", "does not answer"}))
+      << why;
+  EXPECT_THROW(stuck.leave("collectives of X"), core::CommError);
 }
 
 // The host waits for a peer that is over, in a collective of the host framework's.

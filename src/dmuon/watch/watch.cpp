@@ -13,6 +13,8 @@ namespace {
 using std::chrono::steady_clock;
 
 constexpr int kLooksPerMs = 2;  // of all ranks together
+constexpr const char* kNoAnswer =
+    "\n  (the store does not answer: what ranks told since is unknown)";
 
 std::int64_t wall_clock_ms() {
   const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
@@ -144,7 +146,7 @@ std::string Watch::Waiting::attendance() const {
   const std::vector<Report> reports = watch.detector_.table();
   lock.unlock();
   return "\n" + watch::attendance(reports, watch.rank_, wall_clock_ms()) +
-         (answered ? "" : "\n  (the store does not answer: what ranks told since is unknown)");
+         (answered ? "" : kNoAnswer);
 }
 
 bool Watch::over(const std::string& why) {
@@ -183,22 +185,26 @@ bool Watch::ask(Lock& lock, bool* what, Detector::Time end) {
 
 void Watch::run() {
   Lock lock = service_.lock();
-  try {
-    while (true) {
-      service_.changed().wait_for(lock, interval_,
-                                  [this] { return service_.ends() || num_answered_ < num_asked_; });
-      if (service_.ends()) return;
-      if (num_answered_ < num_asked_) {
+  const auto is_asked = [this] { return !lost_ && num_answered_ < num_asked_; };
+  while (true) {
+    service_.changed().wait_for(lock, interval_, [&] { return service_.ends() || is_asked(); });
+    if (service_.ends()) return;
+    try {
+      if (is_asked()) {
         answer(lock);
       } else {
         look(lock);
       }
+    } catch (const std::exception&) {  // of the store; this rank's device is watched on
+      if (!lock.owns_lock()) lock.lock();
+      lose_store();
     }
-  } catch (const std::exception&) {  // no store, no watch
-    if (!lock.owns_lock()) lock.lock();
-    lost_ = true;
-    service_.changed().notify_all();
   }
+}
+
+void Watch::lose_store() {
+  lost_ = true;
+  service_.changed().notify_all();
 }
 
 void Watch::answer(Lock& lock) {
@@ -219,9 +225,21 @@ void Watch::answer(Lock& lock) {
   service_.changed().notify_all();
 }
 
-// Carries out one interval of the detector. No request to the store holds the mutex.
+// Carries out one interval of the detector.
 void Watch::look(Lock& lock) {
   if (detector_.begin_interval(outside_ && outside_->oldest)) ask_device(lock);
+  Told told;
+  if (!lost_) told = talk(lock);
+  const Detector::Conclusion result = detector_.conclude(
+      std::move(told.reports), std::move(told.diagnosis), steady_clock::now(), wall_clock_ms());
+  if (!result.warning.empty()) {
+    TORCH_WARN(result.warning);
+  }
+  if (result.gives_up && outside_) give_up_outside(lock);
+}
+
+// No request to the store holds the mutex.
+Watch::Told Watch::talk(Lock& lock) {
   const bool raises = detector_.raises_alarm(steady_clock::now());
   const Report own = detector_.report(wall_clock_ms());
   lock.unlock();
@@ -232,21 +250,15 @@ void Watch::look(Lock& lock) {
       detector_.see_alarm(alarm, Board::is_published(alarm), board_->diagnosed());
   lock.unlock();
   if (next.stores_report) board_->store(own);
-  std::vector<Report> reports;
-  std::string diagnosis;
-  if (next.reads_diagnosis) diagnosis = board_->diagnosis();
+  Told told;
+  if (next.reads_diagnosis) told.diagnosis = board_->diagnosis();
   if (next.claims && board_->claim(next.answered, alarm)) {
-    reports = board_->reports();
-    diagnosis = in_vain(reports);
-    if (!diagnosis.empty()) board_->publish(diagnosis);
+    told.reports = board_->reports();
+    told.diagnosis = in_vain(told.reports);
+    if (!told.diagnosis.empty()) board_->publish(told.diagnosis);
   }
   lock.lock();
-  const Detector::Conclusion result = detector_.conclude(std::move(reports), std::move(diagnosis),
-                                                         steady_clock::now(), wall_clock_ms());
-  if (!result.warning.empty()) {
-    TORCH_WARN(result.warning);
-  }
-  if (result.gives_up && outside_) give_up_outside(lock);
+  return told;
 }
 
 void Watch::ask_device(Lock& lock) {
@@ -262,13 +274,23 @@ void Watch::give_up_outside(Lock& lock) {
   const auto give_up = outside_->give_up;
   detector_.end(why);
   const Report own = detector_.report(wall_clock_ms());
+  std::vector<Report> reports = detector_.table();
+  bool lost = lost_;
   lock.unlock();
-  board_->store(own);
-  board_->alarm(true);
-  std::vector<Report> reports = board_->reports();
+  try {
+    if (!lost) {
+      board_->store(own);
+      board_->alarm(true);
+      reports = board_->reports();
+    }
+  } catch (const std::exception&) {
+    lost = true;
+  }
   reports[rank_].over.clear();  // the error says it already
-  const std::string text = why + "\n" + watch::attendance(reports, rank_, wall_clock_ms());
+  const std::string text =
+      why + "\n" + watch::attendance(reports, rank_, wall_clock_ms()) + (lost ? kNoAnswer : "");
   lock.lock();
+  if (lost) lose_store();
   given_up_ = text;  // first: the host goes on at once
   lock.unlock();
   give_up(text);

@@ -24,7 +24,7 @@ namespace dmuon::watch {
 /// longer than an interval, that is one request of some bytes to the store.
 ///
 /// Thread-safe. Does nothing in a forked child. If the store is unreachable, only timeouts end
-/// waits.
+/// waits; the device's is looked after here as before.
 class Watch {
  public:
   /// @param store       null for a rank alone, which waits for nobody. Watch makes its own
@@ -118,8 +118,16 @@ class Watch {
   using Lock = core::ServiceThread::Lock;
 
   bool end(const std::function<void(Detector*)>& tell);
+  // What an interval's requests to the store have brought.
+  struct Told {
+    std::vector<Report> reports;
+    std::string diagnosis;
+  };
+
   void run();
+  void lose_store();
   void look(Lock& lock);
+  Told talk(Lock& lock);
   void ask_device(Lock& lock);
   void give_up_outside(Lock& lock);
   void answer(Lock& lock);
