@@ -81,7 +81,7 @@ TEST(ModelledNs, ChargeTheGatherAndScatterOfWhatIsOverTensorParallelRanks) {
   EXPECT_EQ(modelled_ns(link, over, 4, 4), 2 * 4 * 4 * 15 * 3 / 4);
   EXPECT_EQ(modelled_ns(link, over, 1, 2), 2 * 4 * 15 / 2);
   EXPECT_EQ(modelled_ns(link, over, 4, 1), 0);
-  EXPECT_EQ(modelled_ns(link, {3, 5, false}, 4, 4), 0);
+  EXPECT_EQ(modelled_ns(link, {3, 5, false}, 4, 4), 4 * 4 * 15 * 3);  // whole results
   const Device launches = with_rates(kInfinite, 0, kInfinite, 1.0, 1, kInfinite);
   EXPECT_EQ(modelled_ns(launches, over, 1, 2), (15 + 8 + 2) * 1'000);
 }
@@ -138,9 +138,10 @@ TEST(ModelledCosts, HaveOneEntryAShapeInTheGroupsOrderUpToTheLargestBatch) {
   EXPECT_EQ(costs.source, "model of a800");
   ASSERT_EQ(costs.shapes.size(), 3U);
   EXPECT_EQ(costs.shapes[0].batches,
-            (std::vector<BatchTime>{{1, modelled_ns(device, {2048, 2048}, 1)}}));
-  EXPECT_EQ(costs.shapes[1].batches, (std::vector<BatchTime>{{1, modelled_ns(device, {8, 8}, 1)},
-                                                             {2, modelled_ns(device, {8, 8}, 2)}}));
+            (std::vector<BatchTime>{{1, modelled_ns(device, {2048, 2048}, 1, 2)}}));
+  EXPECT_EQ(costs.shapes[1].batches,
+            (std::vector<BatchTime>{{1, modelled_ns(device, {8, 8}, 1, 2)},
+                                    {2, modelled_ns(device, {8, 8}, 2, 2)}}));
   EXPECT_EQ(costs.shapes[2].shape, (Shape{8, 8, true}));
   EXPECT_EQ(costs.shapes[2].batches[0].ns, modelled_ns(device, {8, 8, true}, 1, 2));
   EXPECT_GT(costs.shapes[2].batches[0].ns, costs.shapes[1].batches[0].ns);

@@ -13,6 +13,13 @@ namespace {
 const Inventory kInventory = {
     {"a", {1, 16, 16}, 0}, {"b", {1, 16, 16}, 0}, {"c", {1, 32, 16}, 1}, {"d", {1, 16, 8}, 2}};
 
+// The same over the ranks of tensor parallelism.
+Inventory cut() {
+  Inventory inventory = kInventory;
+  for (Parameter& parameter : inventory) parameter.tensor_parallel = true;
+  return inventory;
+}
+
 // Bytes of a unit of 512 elements.
 constexpr std::int64_t kWeights = 2 * 512;
 constexpr std::int64_t kGradients = 4 * 512;
@@ -34,6 +41,9 @@ PlanOptions ahead(int lookahead) {
 constexpr std::int64_t kOfA = 2 * (2 * 256 + 2 * 256);
 constexpr std::int64_t kOfC = 2 * (2 * 512 + 4 * 256);
 constexpr std::int64_t kOfD = 2 * (2 * 128 + 4 * 64);
+
+// An element: of two batches, directions in fp32 and results, as they are sent and received.
+constexpr std::int64_t kExchange = 2 * 2 * (4 + 2);
 
 // On 2 x 2.
 const PerParameter<Owner> kOwner = oracle::owners({0, 3, 2, 0});
@@ -130,9 +140,13 @@ TEST(Memory, OfBuffersAndCopiesIsOfAlignedMatrices) {
 TEST(Memory, OfOneSlotHasBuffersAndNoCopies) {
   const std::vector<Batch> batches = {oracle::batch(0, {0, 1}), oracle::batch(1, {2}),
                                       oracle::batch(1, {3})};
-  EXPECT_EQ(
-      memory(kInventory, {1, 1, 2}, oracle::owners({0, 0, 1, 1}), batches, ahead(0)),
-      (core::PerOwner<Memory>{bytes(6 * 1152, 0, 1536, 2 * kOfA), bytes(6 * 1152, 0, 1536, kOfC)}));
+  EXPECT_EQ(memory(cut(), {1, 1, 2}, oracle::owners({0, 0, 1, 1}), batches, ahead(0)),
+            (core::PerOwner<Memory>{bytes(6 * 1152, 0, 1536, 2 * kOfA + kExchange * 512),
+                                    bytes(6 * 1152, 0, 1536, kOfC + kExchange * 512)}));
+  // What is not cut each rank has whole. Of two batches, two copies of results come and one goes.
+  EXPECT_EQ(memory(kInventory, {1, 1, 2}, oracle::owners({0, 0, 1, 1}), batches, ahead(0)),
+            (core::PerOwner<Memory>{bytes(12 * 1152, 0, 2 * 1536, 2 * kOfA + 2 * 3 * 2 * 512),
+                                    bytes(12 * 1152, 0, 2 * 1536, kOfC + 2 * 3 * 2 * 512)}));
 }
 
 TEST(Memory, IsSpreadOverTheRanksOfASlotButForTheWorkspace) {
@@ -140,10 +154,11 @@ TEST(Memory, IsSpreadOverTheRanksOfASlotButForTheWorkspace) {
   const PerParameter<Owner> owner = oracle::owners({0, 2, 1, 3});
   const std::vector<Batch> batches = {oracle::batch(0, {0}), oracle::batch(1, {2}),
                                       oracle::batch(2, {1}), oracle::batch(3, {3})};
-  EXPECT_EQ(
-      memory(kInventory, {2, 1, 2}, owner, batches, ahead(0)),
-      (core::PerOwner<Memory>{bytes(6 * 768, 1152, 2048, kOfA), bytes(6 * 768, 1152, 2048, kOfC),
-                              bytes(6 * 384, 1152, 2048, kOfA), bytes(6 * 384, 1152, 2048, kOfD)}));
+  EXPECT_EQ(memory(cut(), {2, 1, 2}, owner, batches, ahead(0)),
+            (core::PerOwner<Memory>{bytes(6 * 768, 1152, 2048, kOfA + kExchange * 256),
+                                    bytes(6 * 768, 1152, 2048, kOfC + kExchange * 512),
+                                    bytes(6 * 384, 1152, 2048, kOfA + kExchange * 256),
+                                    bytes(6 * 384, 1152, 2048, kOfD + kExchange * 128)}));
 }
 
 // The first unit's 768 elements, beside the larger update: of both a and b, or of c.

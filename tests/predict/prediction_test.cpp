@@ -60,7 +60,7 @@ TEST(Predict, WaitsForALateOwnerAreItsUpdates) {
 // half of the other one's results, in 2.
 TEST(Predict, CountsTheBytesOfASlot) {
   Setting setting = small_setting({.num_replicates = 1, .num_shards = 1, .tensor_parallel = 2}, 1);
-  EXPECT_EQ(exchanged_bytes(setting.plan)[core::Owner(0)], 0);
+  EXPECT_EQ(exchanged_bytes(setting.plan)[core::Owner(0)], 1e6 * 2);  // a whole result
   for (plan::Parameter& parameter : setting.plan.inventory) parameter.tensor_parallel = true;
   ASSERT_NE(setting.plan.owner.front(), setting.plan.owner.back());
   for (const double bytes : exchanged_bytes(setting.plan)) EXPECT_EQ(bytes, 0.5e6 * (4 + 2));

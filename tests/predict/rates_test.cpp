@@ -107,6 +107,8 @@ TEST(Rates, ParametersOutsideOfMuonTravelAsUnderFsdp2) {
 // Half of a slot's bytes pass each of its two ranks; one adapter for both carries all of them.
 TEST(Rates, RanksOfASlotShareTheirNodesAdapter) {
   Setting setting = small_setting({2, 1, 2});
+  for (plan::Parameter& parameter : setting.plan.inventory) parameter.tensor_parallel = true;
+  setting.plan.costs = plan::with_exchange(setting.plan.costs, setting.device, 2);
   const double apart = predict(setting, Contender::kAdamW).busy_ms[Lane::kInter];
   EXPECT_NEAR(apart, 2 * kMatrices / 2 * 4 / 2 / kBytesPerMs, 1e-9);
   setting.network.per_device = false;

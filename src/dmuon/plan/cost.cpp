@@ -70,13 +70,16 @@ class Model {
   double num_batch_;
 };
 
-// Slices of directions come from the other ranks of the group, and slices of results return. Both
-// count as fp32, though results travel in the iteration's dtype.
+// Slices of directions come from the other ranks of the group, and slices of results return. Of a
+// matrix that is not cut, whole results go to the others. All count as fp32, though results travel
+// in the iteration's dtype.
 double link_seconds(const Device& device, const Shape& shape, int num_batch, int tensor_parallel) {
-  if (!shape.tensor_parallel || tensor_parallel == 1) return 0;
-  const double others = (tensor_parallel - 1.0) / tensor_parallel;
-  const double bytes = 2 * 4 * others * num_batch * static_cast<double>(shape.num_elements());
-  return bytes / (device.link_gb_per_s * 1e9) + 2 * device.launch_us * 1e-6;
+  if (tensor_parallel == 1) return 0;
+  const int times = shape.tensor_parallel ? 2 : 1;
+  const double parts = shape.tensor_parallel ? tensor_parallel : 1;
+  const double elements = num_batch * static_cast<double>(shape.num_elements());
+  const double bytes = times * 4 * (tensor_parallel - 1) / parts * elements;
+  return bytes / (device.link_gb_per_s * 1e9) + times * device.launch_us * 1e-6;
 }
 
 // Returns the table's only entry for one of Shape::of_costs.
@@ -143,15 +146,22 @@ CostTable with_exchange(CostTable costs, const Device& device, int tensor_parall
   if (tensor_parallel == 1) return costs;
   std::set<Shape> known;
   for (const ShapeCosts& entry : costs.shapes) known.insert(entry.shape);
-  const std::vector<ShapeCosts> given = costs.shapes;
-  for (ShapeCosts entry : given) {
-    entry.shape.tensor_parallel = true;
-    if (!known.insert(entry.shape).second) continue;
-    for (BatchTime& batch : entry.batches) {
-      const double seconds = link_seconds(device, entry.shape, batch.size, tensor_parallel);
+  const auto add_exchange = [&](ShapeCosts* entry) {
+    for (BatchTime& batch : entry->batches) {
+      const double seconds = link_seconds(device, entry->shape, batch.size, tensor_parallel);
       batch.ns += std::llround(seconds * 1e9);
     }
-    costs.shapes.push_back(std::move(entry));
+  };
+  const std::vector<ShapeCosts> given = std::exchange(costs.shapes, {});
+  for (const ShapeCosts& entry : given) {
+    costs.shapes.push_back(entry);
+    if (entry.shape.tensor_parallel) continue;
+    add_exchange(&costs.shapes.back());
+    ShapeCosts cut = entry;
+    cut.shape.tensor_parallel = true;
+    if (!known.insert(cut.shape).second) continue;
+    add_exchange(&cut);
+    costs.shapes.push_back(std::move(cut));
   }
   return costs;
 }

@@ -36,16 +36,18 @@ struct CostTable {
 /// to the number of parameters. A batch of more than one has at most 64 MiB of fp32 input.
 std::vector<int> candidate_batches(const Shape& shape, int num_matrices);
 
-/// Returns modelled nanoseconds of the owner path with five Newton-Schulz steps. If the shape is
-/// sharded over `tensor_parallel` ranks, adds a gather of gradients and a scatter of updates.
+/// Returns modelled nanoseconds of the owner path with five Newton-Schulz steps. Over several
+/// `tensor_parallel` ranks adds a gather of gradients and a scatter of updates, or, of a shape that
+/// is not sharded, the copies of updates.
 Nanoseconds modelled_ns(const Device& device, const Shape& shape, int num_batch,
                         int tensor_parallel = 1);
 
 /// Returns candidate batches of every shape with modelled times.
 CostTable modelled_costs(const ShapeGroups& groups, const Device& device, int tensor_parallel = 1);
 
-/// Returns the costs with an entry more for each shape without exchange: those of the same shape
-/// over the ranks of tensor parallelism, whose exchange is modelled. Entries that are there stay.
+/// Returns the costs with a modelled exchange among the ranks of tensor parallelism: of the shapes
+/// that are not sharded, and of the same shapes where they are, an entry more each. Entries of
+/// sharded shapes that are there stay.
 CostTable with_exchange(CostTable costs, const Device& device, int tensor_parallel);
 
 /// Returns times of a shape's batches, in ascending sizes: sums over the table's only entries for

@@ -43,7 +43,8 @@ core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
                               const PlanOptions& options) {
   core::Vector<Slot, std::int64_t> slot_bytes(mesh.num_slots());
   for (const ParameterIndex w : inventory.indices())
-    slot_bytes[mesh.slot_of(owner[w])] += state_bytes(inventory[w].shape(), options.rule);
+    slot_bytes[mesh.slot_of(owner[w])] +=
+        copies_in_slot(inventory[w], mesh) * state_bytes(inventory[w].shape(), options.rule);
   const PackedUnits packed = pack_units(inventory, mesh, owner, options);
   const schedule::Layout& layout = packed.layout;
   core::PerShard<std::int64_t> column_elements(mesh.num_shards);
@@ -73,8 +74,9 @@ core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
   for (const Batch& batch : batches) {
     const Shape shape = inventory[batch.parameters.front()].shape();
     std::int64_t& most = all[batch.owner].update;
-    most = std::max(most, peaks_of(batch.owner).at_update +
-                              workspace_bytes(shape, batch.parameters.size(), options));
+    most = std::max(
+        most, peaks_of(batch.owner).at_update +
+                  workspace_bytes(shape, batch.parameters.size(), options, mesh.tensor_parallel));
   }
   return all;
 }

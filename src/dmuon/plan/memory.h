@@ -15,7 +15,7 @@ struct Batch;
 /// Bytes that a rank holds at the peak of a step, counted as docs/architecture.md, "Memory", says.
 /// State and node copies are there all the time, the rest is not at its most at the same moment.
 struct Memory {
-  std::int64_t state = 0;      ///< of what it owns; spread over the slot with tensor parallelism
+  std::int64_t state = 0;      ///< of what its slot owns: its parts, and all that is not cut
   std::int64_t node_copy = 0;  ///< its column's matrices in the compute dtype
   std::int64_t buffers = 0;    ///< most of packed weights, gradients and inboxes
   std::int64_t update = 0;  ///< most of a batch's update: Newton-Schulz, and the buffers beside it
@@ -25,7 +25,7 @@ struct Memory {
 };
 
 /// Returns the memory of each owner. With tensor parallelism the owners of a slot share its state,
-/// and each counts its part.
+/// and each counts its part; of a matrix that is not cut, each counts all.
 /// @param owner, batches  as a plan has them: in range, every matrix once.
 core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
                               const PerParameter<Owner>& owner, const std::vector<Batch>& batches,

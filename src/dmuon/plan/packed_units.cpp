@@ -8,8 +8,10 @@ PackedUnits pack_units(const Inventory& inventory, Mesh mesh, const PerParameter
                        const PlanOptions& options) {
   const auto units = group_by_unit(inventory);
   layout::Parameters parameters;
-  for (const ParameterIndex w : inventory.indices())
+  for (const ParameterIndex w : inventory.indices()) {
     parameters.push_back({inventory[w], mesh.slot_of(owner[w])});
+    parameters[w].view.rows *= copies_in_slot(inventory[w], mesh);
+  }
   for (const UnitIndex unit : units.indices()) {
     for (const ParameterIndex w : units[unit]) parameters[w].unit = unit.value();
   }

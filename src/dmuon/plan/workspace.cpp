@@ -20,7 +20,8 @@ constexpr std::int64_t kGatheredBytes = 8;
 
 // @param gathered  bytes an element that are gathered.
 std::int64_t bytes_of_matrices(const Shape& given, std::size_t num_batch,
-                               const PlanOptions& options, std::int64_t gathered) {
+                               const PlanOptions& options, int tensor_parallel,
+                               std::int64_t gathered) {
   // Accelerators pad the iteration's 16-bit matrices (newton_schulz/elementwise/aten.cpp).
   const auto padded = [&](std::int64_t length) {
     return options.on_cpu || options.ns_bytes != 2 ? length : (length + 7) / 8 * 8;
@@ -48,25 +49,31 @@ std::int64_t bytes_of_matrices(const Shape& given, std::size_t num_batch,
   const std::int64_t changed = rule_update_bytes(options.rule) * given.num_elements();
   const std::int64_t iteration = 2 * shape.num_elements() * options.ns_bytes + squares + changed;
   // With tensor parallelism two batches travel at once: each has directions as they are sent and
-  // received, then results likewise.
+  // received, then results likewise. Of a matrix that is not cut each rank has the direction, and
+  // gets a copy of the result.
+  const bool travels = given.tensor_parallel || tensor_parallel > 1;
+  const std::int64_t copied_out = 2 * (tensor_parallel + 1) * options.ns_bytes;
+  const std::int64_t cut = 4 * (kUpdateBytes + options.ns_bytes);
   const std::int64_t exchange =
-      given.tensor_parallel ? 4 * (kUpdateBytes + options.ns_bytes) * given.num_elements() : 0;
+      travels ? (given.tensor_parallel ? cut : copied_out) * given.num_elements() : 0;
   const std::int64_t all =
       static_cast<std::int64_t>(num_batch) *
       (std::max(before, iteration) + exchange + gathered * given.num_elements());
-  if (!options.on_cpu || given.tensor_parallel || side < kLeastSideAlone) return all;
+  if (!options.on_cpu || travels || side < kLeastSideAlone) return all;
   return all / std::max<std::int64_t>(1, static_cast<std::int64_t>(num_batch) * shape.num_matrices);
 }
 
 }  // namespace
 
-std::int64_t workspace_bytes(const Shape& shape, std::size_t num_batch,
-                             const PlanOptions& options) {
-  if (shape.heights.empty()) return bytes_of_matrices(shape, num_batch, options, 0);
+std::int64_t workspace_bytes(const Shape& shape, std::size_t num_batch, const PlanOptions& options,
+                             int tensor_parallel) {
+  if (shape.heights.empty())
+    return bytes_of_matrices(shape, num_batch, options, tensor_parallel, 0);
   // CPUs update one part after the other.
   std::int64_t bytes = 0;
   for (const Shape& part : shape.of_costs()) {
-    const std::int64_t own = bytes_of_matrices(part, num_batch, options, kGatheredBytes);
+    const std::int64_t own =
+        bytes_of_matrices(part, num_batch, options, tensor_parallel, kGatheredBytes);
     bytes = options.on_cpu ? std::max(bytes, own) : bytes + own;
   }
   return bytes;

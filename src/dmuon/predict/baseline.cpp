@@ -4,6 +4,8 @@
 #include <memory>
 #include <vector>
 
+#include "dmuon/plan/packed_units.h"
+
 namespace dmuon::predict {
 namespace {
 
@@ -119,7 +121,7 @@ core::Vector<UnitIndex, double> elements_of(const Setting& setting) {
   for (const auto& parameters : plan::group_by_unit(setting.plan.inventory)) {
     double& elements = all.emplace_back(0.0);
     for (const core::ParameterIndex parameter : parameters)
-      elements += static_cast<double>(setting.plan.inventory[parameter].num_elements());
+      elements += plan::elements_in_slot(setting.plan.inventory[parameter], setting.plan.mesh);
   }
   if (setting.plan.options.replicated) {
     const double head = untied_head(setting.training);

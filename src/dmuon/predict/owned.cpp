@@ -125,21 +125,26 @@ core::PerOwner<double> exchanged_bytes(const plan::Plan& plan) {
   constexpr double kDirection = 4;
   const double result = plan.options.ns_bytes;
   const int num_ranks = plan.mesh.tensor_parallel;
-  core::PerOwner<double> owned(plan.mesh.num_owners());
-  core::Vector<Slot, double> of_slot(plan.mesh.num_slots());
+  core::PerOwner<double> sent(plan.mesh.num_owners());
+  core::PerOwner<double> received(plan.mesh.num_owners());
   for (const core::ParameterIndex parameter : plan.inventory.indices()) {
-    if (!plan.inventory[parameter].tensor_parallel) continue;
-    const auto elements = static_cast<double>(plan.inventory[parameter].num_elements());
-    owned[plan.owner[parameter]] += elements;
-    of_slot[plan.mesh.slot_of(plan.owner[parameter])] += elements;
+    const bool cut = plan.inventory[parameter].tensor_parallel;
+    const Owner owner = plan.owner[parameter];
+    // To or from each other rank of the slot. Of a matrix that is not cut each has the direction.
+    const double elements =
+        static_cast<double>(plan.inventory[parameter].num_elements()) / (cut ? num_ranks : 1);
+    const double directions = cut ? kDirection * elements : 0;
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      const Owner other(plan.mesh.slot_of(owner).value() * num_ranks + rank);
+      if (other == owner) continue;
+      sent[owner] += result * elements;
+      received[owner] += directions;
+      sent[other] += directions;
+      received[other] += result * elements;
+    }
   }
   core::PerOwner<double> bytes;
-  for (const Owner rank : owned.indices()) {
-    const double wholes = owned[rank] * (num_ranks - 1) / num_ranks;
-    const double slices = (of_slot[plan.mesh.slot_of(rank)] - owned[rank]) / num_ranks;
-    bytes.push_back(
-        std::max(kDirection * wholes + result * slices, kDirection * slices + result * wholes));
-  }
+  for (const Owner rank : sent.indices()) bytes.push_back(std::max(sent[rank], received[rank]));
   return bytes;
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "dmuon/core/error.h"
+#include "dmuon/plan/packed_units.h"
 #include "dmuon/predict/baseline.h"
 #include "dmuon/predict/owned.h"
 
@@ -25,10 +26,11 @@ constexpr double kMs = 1e-3;  // in microseconds
 constexpr double kAdamwState = 16;
 constexpr double kMuonState = 12;
 
-double num_elements(const plan::Inventory& inventory) {
+// Of all ranks of a slot.
+double num_elements(const plan::Plan& plan) {
   double sum = 0;
-  for (const plan::Parameter& parameter : inventory)
-    sum += static_cast<double>(parameter.num_elements());
+  for (const plan::Parameter& parameter : plan.inventory)
+    sum += plan::elements_in_slot(parameter, plan.mesh);
   return sum;
 }
 
@@ -48,7 +50,7 @@ double owned_memory(const Setting& setting, double outside) {
   double last = whole * plan.options.gradient_bytes;
   double weights = whole * plan.options.weight_bytes;
   if (plan.options.replicated) {
-    last += num_elements(plan.inventory) * plan.options.weight_bytes / plan.mesh.tensor_parallel;
+    last += num_elements(plan) * plan.options.weight_bytes / plan.mesh.tensor_parallel;
     weights = 0;  // AdamW's are in use
   }
   double most = 0;
@@ -73,7 +75,7 @@ double baseline_memory(const Setting& setting, const core::Vector<UnitIndex, dou
   for (const UnitIndex unit : elements.indices())
     if (unit != kOutside) largest = std::max(largest, elements[unit]);
   const double moves = std::max(largest * (2 * weights + gradients), outside * gradients);
-  const double matrices = num_elements(plan.inventory);
+  const double matrices = num_elements(plan);
   const double state = kAdamwState * outside + (muon ? kMuonState : kAdamwState) * matrices;
   if (plan.options.replicated) return (state + gradients * (outside + matrices)) / ranks;
   return state / ranks + (moves + outside * weights) / plan.mesh.tensor_parallel;
@@ -223,7 +225,7 @@ Prediction predict_baseline(const Setting& setting, Baseline optimizer) {
   Prediction result =
       sum_up(programs, simulate::execute(programs, durations), {.on_cpu = plan.options.on_cpu});
 
-  const double matrices = num_elements(plan.inventory);
+  const double matrices = num_elements(plan);
   const auto outside = static_cast<double>(setting.training.outside_elements);
   const bool muon = optimizer == Baseline::kMuonAg;
   // The costs of Muon-AG's updates contain their momentum.
