@@ -34,7 +34,9 @@ const std::vector<State>& AdaMuon::states() const {
 
 newton_schulz::Start AdaMuon::prepare(const newton_schulz::Elementwise& elementwise,
                                       const Piece& piece, at::ScalarType dtype, double eps) const {
-  return elementwise.start_of(elementwise.move_momentum(step_of(piece)).sign(), dtype, eps);
+  const Tensor direction = elementwise.move_momentum(step_of(piece));
+  // The sign of a NaN is 0. Added, a NaN stays one, as in Muon.
+  return elementwise.start_of(direction.sign().add_(direction, 0), dtype, eps);
 }
 
 void AdaMuon::apply(const Piece& piece, const Orthogonalised& orthogonalised) const {
