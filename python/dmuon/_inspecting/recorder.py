@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -142,9 +143,24 @@ class Recorder:
 
         return watch
 
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
-        if isinstance(optimizer, Muon) and optimizer._runtime is self._runtime:
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if not isinstance(optimizer, Muon) or optimizer._runtime is not self._runtime:
+            return None
+        self._mark("step")
+        of_step = inspect.signature(Muon.step).bind(*args, **kwargs)
+        if (closure := of_step.arguments.get("closure")) is not None:
+            of_step.arguments["closure"] = self._before_rest_of_step(closure)
+        return of_step.args, of_step.kwargs
+
+    def _before_rest_of_step(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Returns the closure, after whose forward and backward the step goes on."""
+
+        def marked() -> Any:
+            loss = closure()
             self._mark("step")
+            return loss
+
+        return marked
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if isinstance(optimizer, Muon) and optimizer._runtime is self._runtime:
