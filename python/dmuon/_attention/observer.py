@@ -37,12 +37,10 @@ class Observer:
     def __init__(self, module: nn.Module, name: str, num_heads: int, clip: StepClip) -> None:
         self._name, self._num_heads, self._clip = name, num_heads, clip
         self._had_gradients = False  # the last forward outside of a backward
-        self._before = vars(module).get("forward")  # another tool's, such as Accelerate's
         ReplacedMethod(module, "forward", self._forward)
 
     @torch.compiler.disable(reason="dmuon.QKClip observes attention")  # type: ignore[untyped-decorator]
-    def _forward(self, module: nn.Module, *args: Any, **options: Any) -> Any:
-        inner = self._before or type(module).forward.__get__(module)
+    def _forward(self, inner: Callable[..., Any], module: nn.Module, *args: Any, **options: Any) -> Any:
         if not self._counts(module):
             return inner(*args, **options)
         with _Calls(self._num_heads) as calls:

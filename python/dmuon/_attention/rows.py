@@ -80,7 +80,7 @@ class _Finder:
         self._runtime, self._num_heads = runtime, num_heads
         self._head, self._group = 1, 1 + 2 * num_heads  # sources of the next module's
         self._leaf_of = {place.name: index for index, leaf in enumerate(runtime.leaves) for place in leaf.places}
-        named = runtime.model.named_parameters(remove_duplicate=False)
+        named = nn.Module.named_parameters(runtime.model, remove_duplicate=False)
         self._parameters = {clean_name(name): parameter for name, parameter in named}
 
     def add(self, name: str, heads: Heads) -> None:

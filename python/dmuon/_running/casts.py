@@ -27,7 +27,8 @@ def guard_casts(runtime: Runtime) -> None:
 
 def _apply(
     inside: Sequence[tuple[Place, nn.Parameter]],
-    module: nn.Module,
+    inner: Callable[..., nn.Module],
+    _module: nn.Module,
     change: Callable[[torch.Tensor], torch.Tensor],
     recurse: bool = True,
 ) -> nn.Module:
@@ -37,8 +38,7 @@ def _apply(
             _require_unchanged(placeholder, change)
         else:
             _require_same_memory(placeholder, weight, change)
-    same: nn.Module = type(module)._apply(module, change, recurse)
-    return same
+    return inner(change, recurse)
 
 
 def _weight_at(place: Place) -> torch.Tensor | None:

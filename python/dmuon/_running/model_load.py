@@ -218,7 +218,7 @@ def _changed_later(model: nn.Module) -> tuple[str, ...]:
 
 def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields all parameters and persistent buffers, by every name."""
-    yield from module.named_parameters(remove_duplicate=False)
+    yield from nn.Module.named_parameters(module, remove_duplicate=False)
     for path, part in module.named_modules(remove_duplicate=False):
         for name, buffer in part._buffers.items():
             if buffer is not None and name not in part._non_persistent_buffers_set:

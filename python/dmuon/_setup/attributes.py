@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch.nn as nn
@@ -45,11 +45,10 @@ class Attributes:
                 if isinstance(parameter, DTensor | ProvisionalTensor):
                     give_attributes(parameter, attributes)
 
-    def _named_parameters(
-        self, module: nn.Module, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Any:
+    def _named_parameters(self, inner: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recurse = args[1] if len(args) > 1 else kwargs.get("recurse", True)
         self.give(module.modules() if recurse else [module])
-        return type(module).named_parameters(module, prefix, recurse, remove_duplicate)
+        return inner(*args, **kwargs)  # as given: a class's own may take fewer arguments
 
 
 def _noted(parameter: nn.Parameter) -> dict[str, Any]:

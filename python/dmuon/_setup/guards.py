@@ -62,7 +62,9 @@ def guards(model: nn.Module, leaves: Iterable[Leaf]) -> list[Handle]:
     return handles
 
 
-def _requires_grad(places: list[Place], module: nn.Module, requires_grad: bool = True) -> nn.Module:
+def _requires_grad(
+    places: list[Place], inner: Callable[..., nn.Module], _module: nn.Module, requires_grad: bool = True
+) -> nn.Module:
     """Replaces `requires_grad_`, which would skip leaves that were taken out."""
     taken_out = [place.name for place in places if place.state is State.TAKEN_OUT]
     if taken_out and not requires_grad:
@@ -70,11 +72,12 @@ def _requires_grad(places: list[Place], module: nn.Module, requires_grad: bool =
             f"dedicate_params: requires_grad_(False) between dedicate_params and Muon would not reach "
             f"'{taken_out[0]}', which no module holds now. Expected: freeze before dedicate_params, or after Muon."
         )
-    same: nn.Module = type(module).requires_grad_(module, requires_grad)
-    return same
+    return inner(requires_grad)
 
 
-def _register_parameter(places: list[Place], module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+def _register_parameter(
+    places: list[Place], inner: Callable[..., None], module: nn.Module, name: str, param: nn.Parameter | None
+) -> None:
     """Replaces `register_parameter`, which would only say of a leaf taken out that it exists."""
     for place in places:
         if place.attribute == name and name in module.__dict__:  # an assignment has removed it
@@ -82,7 +85,7 @@ def _register_parameter(places: list[Place], module: nn.Module, name: str, param
                 f"dedicate_params: register_parameter between dedicate_params and Muon: '{place.name}' is Muon's "
                 "already. Expected: the model as it is trained, with this parameter, at dedicate_params."
             )
-    type(module).register_parameter(module, name, param)
+    inner(name, param)
 
 
 class _ComposableCalls(OrderedDict[str, Any]):

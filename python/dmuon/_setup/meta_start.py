@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,13 +54,13 @@ class MetaStart:
         self._replaced = [ReplacedMethod(module, "_apply", self._apply) for module in known]
         self._moving: list[nn.Module] = []  # modules whose cast or move is under way
 
-    def _apply(self, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    def _apply(self, inner: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         is_outermost = not self._moving
         self._moving.append(module)
         self._hide(module)
         before = {name: vars(p) for name, p in module._parameters.items() if p is not None}
         try:
-            type(module)._apply(module, *args, **kwargs)
+            inner(*args, **kwargs)
         finally:
             for name, parameter in module._parameters.items():
                 if parameter is not None:  # to_empty makes a new one, or gives this one the attributes of a new one

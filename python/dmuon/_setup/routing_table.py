@@ -106,7 +106,9 @@ class RoutingTable(tuple[Route, ...]):
 
 def with_frozen(table: RoutingTable, model: nn.Module) -> Iterator[Route]:
     """Yields the rows of a table. Marks parameters as frozen that were frozen since."""
-    frozen = {clean_name(name) for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    frozen = {
+        clean_name(name) for name, p in nn.Module.named_parameters(model, remove_duplicate=False) if not p.requires_grad
+    }
     for row in table:
         is_frozen = row.algorithm == "adamw" and row.name in frozen
         yield dataclasses.replace(row, algorithm="frozen", why="frozen after dedicate_params") if is_frozen else row

@@ -102,9 +102,16 @@ def _described(rule: _Rule) -> str:
 
 def _name_of(function: Any) -> str:
     if isinstance(function, functools.partial):
-        return f"{_name_of(function.func)} with {function.args}, {function.keywords}"
+        args = [_of_argument(value) for value in function.args]
+        keywords = {name: _of_argument(value) for name, value in function.keywords.items()}
+        return f"{_name_of(function.func)} with {args}, {keywords}"
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
+
+
+def _of_argument(value: Any) -> str:
+    # Other words would have an address in them, which no other rank has.
+    return _name_of(value) if callable(value) or type(value).__repr__ is object.__repr__ else repr(value)
 
 
 def change_of(
