@@ -43,9 +43,10 @@ def of_operands(
     for begin in range(0, num_queries, at_once):
         end = min(begin + at_once, num_queries)
         num_seen = min(end, num_keys) if is_causal else num_keys
-        rows = query[..., begin:end, :].unflatten(-3, (num_groups, -1)).flatten(-3, -2)
+        # Scaled first: in fp16 the product alone may overflow where attention's logits do not.
+        rows = (query[..., begin:end, :] * scale).unflatten(-3, (num_groups, -1)).flatten(-3, -2)
         logits = rows @ transposed[..., :num_seen]
-        logits = logits.unflatten(-2, (-1, end - begin)).flatten(-4, -3).mul_(scale)
+        logits = logits.unflatten(-2, (-1, end - begin)).flatten(-4, -3)
         if is_causal:
             later = torch.ones(end - begin, num_seen, dtype=torch.bool, device=query.device).triu_(begin + 1)
             logits.masked_fill_(later, -math.inf)
