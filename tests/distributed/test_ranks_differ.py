@@ -282,7 +282,12 @@ ON_RANK_1 = "(on rank 1)"
             ON_RANK_1,
         ),
         (max_norm_wrong_on_one_rank, {"wrong": -1.0}, "max_norm: expected a positive number, got -1.0", ON_RANK_1),
-        (max_norm_wrong_on_one_rank, {"wrong": torch.ones(2)}, "positive number, got a Tensor of shape (2,)", ON_RANK_1),
+        (
+            max_norm_wrong_on_one_rank,
+            {"wrong": torch.ones(2)},
+            "positive number, got a Tensor of shape (2,)",
+            ON_RANK_1,
+        ),
     ],
 )
 def test_a_rank_that_is_wrong_says_what_and_the_others_raise_too(ranks, program, options, own, elsewhere):

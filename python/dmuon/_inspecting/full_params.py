@@ -137,8 +137,7 @@ def _write_back(runtime: Runtime, swapped: list[_Place]) -> None:
         for part in runtime.transfers.owned_parts(index, "master"):
             master, elements = part.tensor, slice(part.elements.begin, part.elements.end)
             values = own.reshape(-1)[elements].view(master.shape).to(master.device)
-            if not torch.equal(values, master.to(new.dtype)):
-                master.copy_(values)
+            master.copy_(torch.where(master.to(values.dtype) == values, master, values))
         if index in runtime.shards.without_values and new.any():  # its master is zero
             runtime.shards.without_values.discard(index)
     for (_, _, _, parameter), new_part in zip(swapped, new_parts, strict=True):
