@@ -23,6 +23,12 @@ def operands(heads: int = 4, groups: int = 2, queries: int = 5, keys: int = 5) -
     return torch.randn(3, heads, queries, 6, generator=generator), torch.randn(3, groups, keys, 6, generator=generator)
 
 
+def test_largest_logits_fit_fp16_where_products_do_not():
+    q = torch.full((1, 2, 3, 128), 24.0, dtype=torch.float16)
+    largest = logits.of_operands(q, q)
+    assert torch.allclose(largest, torch.full((2,), 24.0**2 * 128**0.5), rtol=1e-3)
+
+
 @pytest.mark.parametrize("piece", [1, 7, 1 << 24])
 @pytest.mark.parametrize(("queries", "keys"), [(5, 5), (4, 7), (7, 4), (1, 1)])
 @pytest.mark.parametrize("groups", [1, 2, 4])

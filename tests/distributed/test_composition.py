@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn as nn
 from models import Block, Gpt, Matrices, make_gpt, square_loss
-from scenario import Session, assert_equal_to_reference, check, language_loss
+from scenario import LossOf, Session, assert_equal_to_reference, check, language_loss
 from torch.distributed.fsdp import fully_shard
 from training import AHEAD, FAR_AHEAD, KEPT, KEPT_NO_COPY, LR, NO_COPY, ON_DEMAND, WEIGHT_DECAY, dedicate
 
@@ -90,6 +90,49 @@ def nested_units(s: Session) -> None:
 
 def test_units_inside_units(ranks):
     check(ranks, nested_units, schedule=AHEAD)
+
+
+class _Inner(nn.Module):
+    def __init__(self, shared: nn.Module) -> None:
+        super().__init__()
+        self.first, self.last = (nn.Linear(24, 24, bias=False) for _ in range(2))
+        self.shared = shared
+
+    def forward(self, x: torch.Tensor, inside: bool) -> torch.Tensor:
+        x = self.first(x)
+        return self.last(self.shared(x) if inside else x)
+
+
+class _Submodules(nn.Module):
+    """A model whose submodules a program calls by themselves. One may call another inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(24, 24, bias=False)
+        self.inner = _Inner(self.shared)
+        self.tail = nn.Linear(24, 24, bias=False)
+
+
+def calls_inside_sometimes(s: Session) -> None:
+    torch.manual_seed(0)
+    model = _Submodules()
+    s.start(model, units=None, options={"units": [model.shared, model.inner, model.tail]})
+
+    def loss(step: int, inside: bool) -> LossOf:
+        def of(model: nn.Module, rank: int) -> torch.Tensor:
+            x = torch.randn(3, 24, generator=torch.Generator().manual_seed(10 * step + rank))
+            return model.tail(model.inner(model.shared(x), inside)).square().mean()
+
+        return of
+
+    for step, inside in enumerate([False, False, True, True, False]):
+        s.backward(loss(step, inside))
+        s.step()
+
+
+@pytest.mark.parametrize("schedule", [ON_DEMAND, AHEAD])
+def test_submodules_that_call_others_inside_sometimes(ranks, schedule):
+    check(ranks, calls_inside_sometimes, schedule=schedule)
 
 
 def plain_replicas(s: Session) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from dmuon._inspecting.profile import Overlap, Profile
 from dmuon._inspecting.recorder import Record, Span
-from models import make_gpt
+from models import batch, loss_of, make_gpt
 from profiled import MESHES, Trained, raised, record, spans_of
 
 import dmuon
@@ -223,6 +223,24 @@ def misuse(mesh: Any) -> dict[str, str]:
     notes["overlap"] = raised(lambda: profile.overlap("lunch"))
     notes["no step"] = raised(lambda: profile.save_picture("no.png"))
     return notes
+
+
+def test_a_step_begins_after_its_closure():
+    trained = Trained(None)
+
+    def closure() -> torch.Tensor:
+        loss = loss_of(trained.model, batch(0))
+        loss.backward()
+        return loss
+
+    with dmuon.profile(trained.model) as profile:
+        trained.optimizer.step(closure)
+        trained.optimizer.step(closure=closure)
+    steps = [span for span in profile.spans if span.kind == "optimizer step"]
+    backwards = [span for span in profile.spans if span.kind == "backward"]
+    for step, others in zip(steps, (backwards[: len(backwards) // 2], backwards[len(backwards) // 2 :]), strict=True):
+        assert step.started >= max(span.done for span in others)
+    assert [phase for _, _, phase in profile._records[0].phases].count("step") == 4
 
 
 def test_wrong_use_is_named(ranks):

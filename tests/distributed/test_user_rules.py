@@ -15,6 +15,7 @@ import torch
 import torch.nn as nn
 import users_rules
 from checkpoints import assert_near, tensors_of, unlike
+from dmuon._setup import user_rules
 from models import batch, loss_of, make_gpt, part, weights_of_plain
 from pool import RankPool
 from refusals import REFUSED, Refusals, dedicated, expect_refusal
@@ -344,6 +345,54 @@ def freed_during_a_late_update(mesh: Any, rule: str = "slow", collects: bool = T
     if collects:
         gc.collect()
     return True
+
+
+class _Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("of the test")
+
+
+def leaves_sync_beside_an_update(mesh: Any) -> float:
+    """A model's backward has failed. Its messages lie behind a late update of another's, which calls Python."""
+    fails, other = make_gpt(), make_gpt()
+    dedicate(fails, mesh, KEPT)
+    dedicate(other, mesh, {**KEPT, "late_updates": True})
+    optimizers = [dmuon.Muon(fails), dmuon.Muon(other, rule="slow")]
+    for model, optimizer in zip((fails, other), optimizers, strict=True):
+        for step in range(2):
+            loss_of(model, batch(step)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    loss_of(other, batch(2)).backward()
+    fails.blocks[0].register_forward_hook(lambda module, args, output: _Fails.apply(output))
+    with pytest.raises(RuntimeError, match="of the test"):
+        loss_of(fails, batch(2)).backward()
+    optimizers[1].step()
+    with dmuon.no_sync(fails):
+        return float(loss_of(other, batch(3)))
+
+
+def test_no_sync_lets_a_function_run(ranks):
+    assert len(set(ranks.run(leaves_sync_beside_an_update, (4,)))) == 1
+
+
+class _Unnamed:
+    """An object whose words differ from process to process."""
+
+
+def test_ranks_take_a_partial_rule_with_an_object_for_equal():
+    rule = functools.partial(users_rules.slow, _Unnamed(), scale=_Unnamed())
+    dmuon.rules.register("partial_rule", after=rule)
+    first = user_rules.fact("partial_rule")
+    dmuon.rules.register("another_partial", after=functools.partial(users_rules.slow, _Unnamed(), scale=_Unnamed()))
+    assert user_rules.fact("another_partial").removeprefix("rule another_partial") == first.removeprefix(
+        "rule partial_rule"
+    )
 
 
 def test_an_engine_is_freed_while_a_function_runs(ranks):

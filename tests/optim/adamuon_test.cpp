@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "dmuon/optim/muon_step.h"
 #include "dmuon/optim/muon_update.h"
@@ -73,6 +74,17 @@ TEST(AdaMuon, EqualsItsFormulasElementByElement) {
       }
     }
   }
+}
+
+// As Muon does: a step that goes wrong is seen.
+TEST(AdaMuon, MakesWeightsNanWhereMomentumIs) {
+  const at::Tensor master = random_tensor({5, 8}, 1);
+  const at::Tensor momentum = at::zeros_like(master);
+  momentum[2][3] = std::numeric_limits<float>::quiet_NaN();
+  muon_update(master, momentum, random_tensor({5, 8}, 2),
+              group_of("adamuon", with_second_moment()), kApplies, 1, false, {},
+              {at::zeros_like(master)});
+  EXPECT_TRUE(master.isnan().all().item<bool>());
 }
 
 }  // namespace

@@ -84,6 +84,17 @@ TEST(PackedBuffer, AllocatesAndReleasesOnce) {
   EXPECT_NE(first.flat().const_data_ptr(), second.flat().const_data_ptr());
 }
 
+TEST(PackedBuffer, StaysFreedAndUncountedWhereMemoryIsLacking) {
+  const auto pool = make_pool();
+  PackedBuffer buffer(pool, std::int64_t{1} << 55, at::kFloat);
+  const at::Tensor view = buffer.view(0, {2, 3});
+  EXPECT_THROW(buffer.allocate(), c10::Error);
+  EXPECT_FALSE(buffer.allocated());
+  EXPECT_EQ(pool->current_bytes(), 0);
+  EXPECT_EQ(pool->peak_bytes(), 0);
+  EXPECT_THROW(view.sum(), c10::Error);
+}
+
 TEST(PackedBuffer, MayBeEmpty) {
   PackedBuffer buffer(make_pool(), 0, at::kFloat);
   EXPECT_NO_THROW(buffer.flat().sum());  // nothing is read

@@ -34,7 +34,7 @@ def plan(arguments: argparse.Namespace) -> str:
     made = read_task(arguments, model).plan(arguments.strategy)
     text = f"{made.to_json()}\n" if arguments.json or file is not None else ""
     if file is not None:
-        write_file(file, lambda: Path(file).write_text(text))
+        write_file(file, lambda: Path(file).write_text(text, encoding="utf-8"))
     bandwidth = arguments.inter_bandwidth
     if arguments.json and bandwidth is not None:
         wire = made.wire_time(bandwidth)

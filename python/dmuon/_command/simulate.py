@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from dmuon import _plan
 from dmuon._command.answers import write_file
 from dmuon._command.arguments import given_beside
 from dmuon._command.paper import simulate_paper
@@ -46,7 +47,8 @@ def simulate(arguments: argparse.Namespace) -> str:
 
 def simulate_meshes(arguments: argparse.Namespace, note: Callable[[str], None]) -> list[Simulation]:
     """Returns the prediction on --mesh, or on each of --meshes. Gives `note` a text before each part of the work."""
-    return [_simulate_on(arguments, mesh, note) for mesh in arguments.meshes or [arguments.mesh]]
+    model = read_model(arguments)
+    return [_simulate_on(arguments, model, mesh, note) for mesh in arguments.meshes or [arguments.mesh]]
 
 
 def _alone(arguments: argparse.Namespace) -> bool:
@@ -73,11 +75,12 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError("--trace: expected --mesh, since a trace is of one step; got --meshes")
 
 
-def _simulate_on(arguments: argparse.Namespace, mesh: tuple[int, int], note: Callable[[str], None]) -> Simulation:
+def _simulate_on(
+    arguments: argparse.Namespace, model: _plan.Model, mesh: tuple[int, int], note: Callable[[str], None]
+) -> Simulation:
     here = argparse.Namespace(**vars(arguments) | {"mesh": mesh})
     name = f"{mesh[0]}x{mesh[1]}"
     note(f"planning {name}")
-    model = read_model(here)
     plan = read_task(here, model).plan(here.strategy)
     note(f"predicting steps on {name}")
     tokens = here.tokens or model.sequence or DEFAULT_TOKENS

@@ -56,10 +56,10 @@ def _mesh_of(shape: tuple[int, int], tensor_parallel: int) -> _plan.Mesh:
             f"a node, and every matrix is sharded over --tp of a node's GPUs; did you mean {gpus} groups of "
             f"{tensor_parallel} GPUs a node, which is --mesh {nodes}x{gpus * tensor_parallel}?"
         )
-    if (owners := nodes * gpus // tensor_parallel) > MOST_OWNERS:
+    if (owners := nodes * gpus) > MOST_OWNERS:
         raise ValueError(
-            f"--mesh: expected at most {MOST_OWNERS} owners (nodes x GPUs a node, by --tp), as planning for more takes "
-            f"minutes; got {owners}"
+            f"--mesh: expected at most {MOST_OWNERS} owners (nodes x GPUs a node), as planning for more takes minutes; "
+            f"got {owners}"
         )
     return _plan.Mesh(nodes, gpus // tensor_parallel, tensor_parallel)
 

@@ -55,7 +55,7 @@ class Basis:
         require(self.function, isinstance(self.rule, str), "rule", "the name of a rule", self.rule)
         good = self.tensor_parallel == 1 or self.rule == RULE
         require(self.function, good, "rule", f"'{RULE}' under tensor parallelism, which cuts matrices", self.rule)
-        good = nodes * gpus // self.tensor_parallel <= most_owners
+        good = nodes * gpus <= most_owners
         require(self.function, good, "mesh", f"at most {most_owners} owners, as more take minutes", mesh)
         return _plan.Mesh(nodes, gpus // self.tensor_parallel, self.tensor_parallel)
 

@@ -22,14 +22,15 @@ class Plan:
     """Owners and batches of the parameters that Muon updates, equal on every rank. Prints as a table.
 
     Attributes:
-        owner: the slot of each parameter's owner, replicate * num_shards + shard, in module order. Parts of a divided
-            parameter count one by one.
-        batches: (slot, parameters) of equal shapes that are updated together.
-        loads_ms: predicted milliseconds of each slot's update.
-        makespan_ms: predicted milliseconds of the slowest slot.
+        owner: each parameter's owner, in module order: the slot, replicate * num_shards + shard. With T ranks of tensor
+            parallelism a slot's ranks are owners: slot * T + tensor rank. Parts of a divided parameter count one by
+            one.
+        batches: (owner, parameters) of equal shapes that are updated together.
+        loads_ms: predicted milliseconds of each owner's update.
+        makespan_ms: predicted milliseconds of the slowest owner.
         bound_ms: the least makespan that any plan can have under the same costs. The plan carries a proof.
         gap: the value makespan / bound - 1.
-        memory_bytes: bytes of each slot at the peak of a step.
+        memory_bytes: bytes of each owner at the peak of a step.
     """
 
     def __init__(self, plan: _plan.Plan) -> None:
@@ -54,7 +55,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as JSON, for `dedicate_params(..., plan=path)`."""
-        Path(path).write_text(self.to_json() + "\n")
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
 
     def save_picture(self, path: str | os.PathLike[str], title: str = "") -> None:
         """Draws every owner's predicted time beside the bound, and the columns on which each unit's weights lie.

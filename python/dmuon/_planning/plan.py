@@ -140,8 +140,9 @@ def make_plan(
         for sizes in item.sizes_of_costs()
     }
     table = None
-    # A single rank owns everything.
-    needs_costs = planning.plan is None and reads_costs(planning.strategy) and ranks.size > 1
+    # A single rank owns everything. Experts of single columns are dealt by costs, whatever the strategy.
+    reads = reads_costs(planning.strategy) or any(item.column is not None for item in items)
+    needs_costs = planning.plan is None and reads and ranks.size > 1
     if needs_costs and planning.costs == "measured":
         shapes = Counter(sizes for item in costed for sizes in set(item.sizes_of_costs()))
         compute_dtypes = {shape: compute for shape, (compute, _) in dtypes.items()}

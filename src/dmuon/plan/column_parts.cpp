@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "dmuon/balance/assignment.h"
@@ -48,7 +49,7 @@ std::int64_t dealt_bytes(const Plan& plan) {
 }
 
 // Assigns the parameters of single columns, the costliest first, each to the owner of its column
-// with the least load.
+// with the least load, among those with room for its state.
 void deal(const Plan& plan, const ShapeGroups& groups, balance::Assignment assignment,
           PerParameter<Owner>* owner) {
   const auto cost = [&](ParameterIndex w) {
@@ -58,16 +59,18 @@ void deal(const Plan& plan, const ShapeGroups& groups, balance::Assignment assig
        core::sorted_by(plan.inventory.indices(), [&](ParameterIndex one) { return -cost(one); })) {
     const Parameter& parameter = plan.inventory[w];
     if (!parameter.column) continue;
-    std::optional<std::pair<Nanoseconds, Owner>> least;
+    const ShapeIndex shape = groups.shape_of[w];
+    std::optional<std::tuple<bool, Nanoseconds, Owner>> least;
     for (const Owner one : plan.mesh.owners()) {
-      const std::pair key(assignment.load(one), one);
+      const std::tuple key(!assignment.fits(one, shape, 1), assignment.load(one), one);
       if (plan.mesh.shard_of(one) == *parameter.column && (!least || key < *least)) least = key;
     }
     core::require(least.has_value(), "plan: parameter '", parameter.name,
                   "' must be of a column in [0, ", plan.mesh.num_shards, "); got ",
                   *parameter.column);
-    (*owner)[w] = least->second;
-    assignment.add(least->second, groups.shape_of[w], 1);
+    const Owner chosen = std::get<Owner>(*least);
+    (*owner)[w] = chosen;
+    assignment.add(chosen, shape, 1);
   }
 }
 

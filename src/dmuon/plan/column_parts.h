@@ -7,8 +7,8 @@ namespace dmuon::plan {
 
 /// Decides about all parameters in two steps. The strategy decides about those that any rank may
 /// own. The parameters of single columns (expert parallelism) are then divided between the ranks of
-/// their column, so that all have equal work. Columns have equally many, so the strategy ignores
-/// them. Its certificate, which does not cover all, is then dropped.
+/// their column, so that all have equal work, by costs whatever the strategy. Columns have equally
+/// many, so the strategy ignores them. Its certificate, which does not cover all, is then dropped.
 /// @param plan     has inventory, mesh, costs and options.
 /// @param problem  covers all parameters.
 /// @throws InvalidArgument if a parameter's column is not in the mesh.

@@ -169,11 +169,18 @@ CostTable with_exchange(CostTable costs, const Device& device, int tensor_parall
 std::vector<BatchTime> batch_times(const CostTable& costs, const Shape& shape) {
   const std::vector<Shape> parts = shape.of_costs();
   std::vector<BatchTime> sums = entry_of(costs, parts.front()).batches;
+  core::require(!sums.empty() && sums.front().size == 1, "costs: expected batches of shape ",
+                to_string(parts.front()), " from one of 1 matrix on; got ",
+                sums.empty() ? 0 : sums.front().size, " first");
   for (const Shape& part : std::span(parts).subspan(1)) {
     std::vector<BatchTime> common;
     for (const auto& [size, ns] : entry_of(costs, part).batches) {
       const auto found = std::ranges::find(sums, size, &BatchTime::size);
-      if (found != sums.end()) common.push_back({size, found->ns + ns});
+      if (found == sums.end()) continue;
+      core::require(ns <= balance::kMaxTotalNs - found->ns, "costs: expected times of shape ",
+                    to_string(shape), " that add up to at most ", balance::kMaxTotalNs,
+                    " ns; got more");
+      common.push_back({size, found->ns + ns});
     }
     sums = std::move(common);
   }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -39,10 +40,9 @@ std::vector<int> counts_of(const balance::Assignment& assignment) {
   return counts;
 }
 
-// Returns the least makespan of lpt, round_robin and xor_layout.
-balance::Nanoseconds simplest_makespan(const Problem& problem) {
-  balance::Nanoseconds least = balance::kMaxTotalNs;
-  if (const auto longest = balance::longest_first(problem.balance, 1)) least = longest->makespan();
+// Returns the fastest of lpt, round_robin and xor_layout, or none if no one has room for all state.
+std::optional<balance::Assignment> simplest(const Problem& problem) {
+  std::optional<balance::Assignment> fastest = balance::longest_first(problem.balance, 1);
   for (const auto strategy : {round_robin, xor_layout}) {
     const PerParameter<Owner> owner = strategy(problem).owner;
     balance::Assignment assignment(problem.balance);
@@ -50,27 +50,29 @@ balance::Nanoseconds simplest_makespan(const Problem& problem) {
       assignment.add(owner[w], problem.groups.shape_of[w], 1);
     }
     if (assignment.most_bytes() > problem.balance.instance().max_bytes) continue;
-    least = std::min(least, assignment.makespan());
+    if (!fastest || assignment.makespan() < fastest->makespan()) fastest = std::move(assignment);
   }
-  return least;
+  return fastest;
 }
 
 }  // namespace
 
 Decision load_balance(const Problem& problem) {
-  const balance::Solution solution = balance::solve(problem.balance);
+  balance::Solution solution = balance::solve(problem.balance);
+  auto other = simplest(problem);
+  const balance::Nanoseconds most = other ? other->makespan() : balance::kMaxTotalNs;
+  if (most < solution.assignment.makespan()) solution.assignment = std::move(*other);
   Candidate best = placed(problem, solution.assignment, 0);
   const auto makespan = static_cast<double>(solution.assignment.makespan());
   const double slack = makespan * problem.options.layout_slack;
   if (problem.mesh.num_replicates == 1 || slack < 1) return {best.owner, solution.certificate};
-  const balance::Nanoseconds most = simplest_makespan(problem);
   std::set<std::vector<int>> seen;  // searches within wider limits often end at the same
   for (int part = 1; part <= kNumParts && best.columns < problem.mesh.num_shards; ++part) {
     const auto limit = static_cast<balance::Nanoseconds>(makespan + slack * part / kNumParts);
-    for (const auto& other : balance::alternatives(problem.balance, std::min(limit, most))) {
-      if (!seen.insert(counts_of(other)).second) continue;
-      const double spent = (static_cast<double>(other.makespan()) - makespan) / slack;
-      Candidate candidate = placed(problem, other, spent);
+    for (const auto& found : balance::alternatives(problem.balance, std::min(limit, most))) {
+      if (!seen.insert(counts_of(found)).second) continue;
+      const double spent = (static_cast<double>(found.makespan()) - makespan) / slack;
+      Candidate candidate = placed(problem, found, spent);
       if (candidate.columns > best.columns) best = std::move(candidate);
     }
   }

@@ -37,7 +37,8 @@ std::vector<std::string> strategy_names();
 /// @throws InvalidArgument for an unknown name, with the known ones.
 Strategy find_strategy(std::string_view name);
 
-/// False if the strategy chooses the same owners whatever batches cost.
+/// False if the strategy chooses the same owners whatever batches cost; but parameters of single
+/// columns are always dealt by costs.
 /// @throws InvalidArgument as find_strategy.
 bool reads_costs(std::string_view name);
 
