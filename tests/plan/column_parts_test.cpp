@@ -84,6 +84,37 @@ TEST(ColumnParts, LeaveRoomForTheOthersUnderAMemoryLimit) {
             options.max_memory_bytes);
 }
 
+// A matrix keeps one owner busy, so the other one of its column would get all parts. With a limit
+// both get some.
+TEST(ColumnParts, GoWhereMemoryHasRoom) {
+  const Mesh mesh{2, 2};
+  Inventory inventory;
+  for (int block = 0; block < 12; ++block) {
+    for (const int column : {0, 1}) {
+      const std::string name = core::message("block.", block, ".experts of column ", column);
+      inventory.push_back({name, {16, 1024, 512}, block, false, column > 0, core::Shard(column)});
+    }
+  }
+  inventory.push_back({"large", {1, 8192, 4096}, 12});
+  const CostTable costs = oracle::modelled(inventory);
+  PlanOptions options;
+  options.on_cpu = true;
+  const Plan free = make_plan(inventory, mesh, "load_balance", costs, options);
+  options.max_memory_bytes = 1;
+  const std::string told =
+      message_of([&] { make_plan(inventory, mesh, "load_balance", costs, options); });
+  const std::string before = "max_memory_bytes must be >= ";
+  ASSERT_NE(told.find(before), std::string::npos) << told;
+  options.max_memory_bytes = std::stoll(told.substr(told.find(before) + before.size()));
+  const Plan within = make_plan(inventory, mesh, "load_balance", costs, options);
+  const auto most_state = [](const Plan& plan) {
+    std::int64_t most = 0;
+    for (const Memory& memory : plan.memory) most = std::max(most, memory.state);
+    return most;
+  };
+  EXPECT_LT(most_state(within), most_state(free));
+}
+
 TEST(ColumnParts, OfAnotherMeshAreRefusedByName) {
   const Inventory inventory = mixture(1, 8, 4);
   const CostTable costs = oracle::modelled(inventory);
