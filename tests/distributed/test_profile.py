@@ -240,7 +240,7 @@ def test_a_step_begins_after_its_closure():
     backwards = [span for span in profile.spans if span.kind == "backward"]
     for step, others in zip(steps, (backwards[: len(backwards) // 2], backwards[len(backwards) // 2 :]), strict=True):
         assert step.started >= max(span.done for span in others)
-    assert [phase for _, _, phase in profile._records[0].phases].count("step") == 4
+    assert [phase for phase, _, _ in profile._records[0].phases].count("step") == 4
 
 
 def test_wrong_use_is_named(ranks):

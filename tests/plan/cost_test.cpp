@@ -114,6 +114,23 @@ TEST(ModelledNs, RejectWhatNoPlanCouldAddUp) {
             std::string::npos);
 }
 
+TEST(WithExchange, AddsToMeasuredTimesWhatTravels) {
+  Device link = products(kInfinite, kInfinite, 1);
+  link.link_gb_per_s = 1;
+  const CostTable measured = oracle::table({{100}});
+  const Shape whole = measured.shapes.front().shape;
+  Shape cut = whole;
+  cut.tensor_parallel = true;
+  const CostTable over = with_exchange(measured, link, 4);
+  ASSERT_EQ(over.shapes.size(), 2U);
+  EXPECT_EQ(over.shapes[0].shape, whole);
+  EXPECT_EQ(over.shapes[0].batches.front().ns, 100 + 4 * 3 * whole.num_elements());
+  EXPECT_EQ(over.shapes[1].shape, cut);
+  EXPECT_EQ(over.shapes[1].batches.front().ns, 100 + 2 * 4 * whole.num_elements() * 3 / 4);
+  EXPECT_EQ(with_exchange(over, link, 4), over);
+  EXPECT_EQ(with_exchange(measured, link, 1), measured);
+}
+
 TEST(CandidateBatches, StayWithinTheMatricesAnd64MiBOfFp32OrOneMatrix) {
   using Sizes = std::vector<int>;
   EXPECT_EQ(candidate_batches({8, 8}, 100), (Sizes{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}));

@@ -154,9 +154,12 @@ def make_plan(
         if planning.costs not in ("measured", "modelled"):
             problem = "dedicate_params: costs: expected 'measured', 'modelled' or a table, cannot read"
             found = from_file(planning.costs, _plan.CostTable.from_json, problem)
-        else:  # strategies that read no costs have no measured ones
-            found = table or _plan.modelled_costs(costed, model_of(device), mesh.tensor_parallel)
-        found = _plan.with_exchange(found, model_of(device), mesh.tensor_parallel)
+        else:
+            found = table
+        if found is None:  # strategies that read no costs have no measured ones
+            found = _plan.modelled_costs(costed, model_of(device), mesh.tensor_parallel)
+        else:
+            found = _plan.with_exchange(found, model_of(device), mesh.tensor_parallel)
         options = planning.native(dedication.schedule)
         options.weight_bytes = max((compute.itemsize for compute, _ in dtypes.values()), default=4)
         options.gradient_bytes = max((reduced.itemsize for _, reduced in dtypes.values()), default=4)

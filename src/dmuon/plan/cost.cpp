@@ -145,7 +145,11 @@ CostTable modelled_costs(const ShapeGroups& groups, const Device& device, int te
 CostTable with_exchange(CostTable costs, const Device& device, int tensor_parallel) {
   if (tensor_parallel == 1) return costs;
   std::set<Shape> known;
-  for (const ShapeCosts& entry : costs.shapes) known.insert(entry.shape);
+  bool has_exchange = false;
+  for (const ShapeCosts& entry : costs.shapes) {
+    known.insert(entry.shape);
+    has_exchange |= entry.shape.tensor_parallel;
+  }
   const auto add_exchange = [&](ShapeCosts* entry) {
     for (BatchTime& batch : entry->batches) {
       const double seconds = link_seconds(device, entry->shape, batch.size, tensor_parallel);
@@ -156,7 +160,7 @@ CostTable with_exchange(CostTable costs, const Device& device, int tensor_parall
   for (const ShapeCosts& entry : given) {
     costs.shapes.push_back(entry);
     if (entry.shape.tensor_parallel) continue;
-    add_exchange(&costs.shapes.back());
+    if (!has_exchange) add_exchange(&costs.shapes.back());
     ShapeCosts cut = entry;
     cut.shape.tensor_parallel = true;
     if (!known.insert(cut.shape).second) continue;

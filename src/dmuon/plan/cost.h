@@ -45,9 +45,9 @@ Nanoseconds modelled_ns(const Device& device, const Shape& shape, int num_batch,
 /// Returns candidate batches of every shape with modelled times.
 CostTable modelled_costs(const ShapeGroups& groups, const Device& device, int tensor_parallel = 1);
 
-/// Returns the costs with a modelled exchange among the ranks of tensor parallelism: of the shapes
-/// that are not sharded, and of the same shapes where they are, an entry more each. Entries of
-/// sharded shapes that are there stay.
+/// Returns measured costs with a modelled exchange among the ranks of tensor parallelism: of the
+/// shapes that are not sharded, and of the same shapes where they are, an entry more each. A table
+/// that has entries of sharded shapes has the exchange already, and only gets those that it lacks.
 CostTable with_exchange(CostTable costs, const Device& device, int tensor_parallel);
 
 /// Returns times of a shape's batches, in ascending sizes: sums over the table's only entries for
