@@ -81,9 +81,8 @@ TEST(AdaMuon, MakesWeightsNanWhereMomentumIs) {
   const at::Tensor master = random_tensor({5, 8}, 1);
   const at::Tensor momentum = at::zeros_like(master);
   momentum[2][3] = std::numeric_limits<float>::quiet_NaN();
-  muon_update(master, momentum, random_tensor({5, 8}, 2),
-              group_of("adamuon", with_second_moment()), kApplies, 1, false, {},
-              {at::zeros_like(master)});
+  muon_update(master, momentum, random_tensor({5, 8}, 2), group_of("adamuon", with_second_moment()),
+              kApplies, 1, false, {}, {at::zeros_like(master)});
   EXPECT_TRUE(master.isnan().all().item<bool>());
 }
 

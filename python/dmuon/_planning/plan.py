@@ -151,15 +151,14 @@ def make_plan(
     def plan_here() -> str:
         if planning.plan is not None:
             return from_file(planning.plan, _plan.Plan.from_json, "dedicate_params: plan: cannot read").to_json()
+        given = table
         if planning.costs not in ("measured", "modelled"):
             problem = "dedicate_params: costs: expected 'measured', 'modelled' or a table, cannot read"
-            found = from_file(planning.costs, _plan.CostTable.from_json, problem)
-        else:
-            found = table
-        if found is None:  # strategies that read no costs have no measured ones
+            given = from_file(planning.costs, _plan.CostTable.from_json, problem)
+        if given is None:  # strategies that read no costs have no measured ones
             found = _plan.modelled_costs(costed, model_of(device), mesh.tensor_parallel)
         else:
-            found = _plan.with_exchange(found, model_of(device), mesh.tensor_parallel)
+            found = _plan.with_exchange(given, model_of(device), mesh.tensor_parallel)
         options = planning.native(dedication.schedule)
         options.weight_bytes = max((compute.itemsize for compute, _ in dtypes.values()), default=4)
         options.gradient_bytes = max((reduced.itemsize for _, reduced in dtypes.values()), default=4)

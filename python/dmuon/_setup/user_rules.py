@@ -111,7 +111,8 @@ def _name_of(function: Any) -> str:
 
 def _of_argument(value: Any) -> str:
     # Other words would have an address in them, which no other rank has.
-    return _name_of(value) if callable(value) or type(value).__repr__ is object.__repr__ else repr(value)
+    has_words = not callable(value) and getattr(type(value), "__repr__", None) is not object.__repr__
+    return repr(value) if has_words else _name_of(value)
 
 
 def change_of(
