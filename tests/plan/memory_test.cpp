@@ -143,7 +143,7 @@ TEST(Memory, OfOneSlotHasBuffersAndNoCopies) {
   EXPECT_EQ(memory(cut(), {1, 1, 2}, oracle::owners({0, 0, 1, 1}), batches, ahead(0)),
             (core::PerOwner<Memory>{bytes(6 * 1152, 0, 1536, 2 * kOfA + kExchange * 512),
                                     bytes(6 * 1152, 0, 1536, kOfC + kExchange * 512)}));
-  // What is not cut each rank has whole. Of two batches, two copies of results come and one goes.
+  // Each rank has whole what is not cut. Two batches have three copies of their results.
   EXPECT_EQ(memory(kInventory, {1, 1, 2}, oracle::owners({0, 0, 1, 1}), batches, ahead(0)),
             (core::PerOwner<Memory>{bytes(12 * 1152, 0, 2 * 1536, 2 * kOfA + 2 * 3 * 2 * 512),
                                     bytes(12 * 1152, 0, 2 * 1536, kOfC + 2 * 3 * 2 * 512)}));

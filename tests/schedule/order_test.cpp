@@ -128,7 +128,7 @@ TEST(Order, SaysWhatTheNextForwardOwesBeforeARequestThatLiesBehind) {
   const Triggers expected{after_forward(1), before_use(2), before_use(0)};
   EXPECT_EQ(order.owed_before(after_forward(0)), expected);
   EXPECT_TRUE(order.owed_before(after_forward(0), /*has_end=*/true).empty());
-  // Where the next forward would free what is in use, this one goes on without its trace.
+  // If that would free what is in use, the open forward goes on without its trace.
   const Triggers rest{after_forward(1), before_use(2)};
   EXPECT_EQ(triggers_of(order.deviate_before(before_use(0))), rest);
   EXPECT_EQ(triggers_of(order.request(after_forward(0))), Triggers{after_forward(0)});

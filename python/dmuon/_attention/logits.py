@@ -76,8 +76,8 @@ def of_scaled_dot_product(
 ) -> torch.Tensor | None:
     """Returns [heads] fp32 from the arguments of torch's scaled_dot_product_attention.
 
-    None unless queries are [batch, heads, L, dim], and heads of keys divide them: the first of three dimensions may be
-    a batch, and one head of queries may be for several of keys.
+    None unless queries are [batch, heads, L, dim]: the first of three dimensions may be a batch. None, too, unless the
+    number of key heads divides the number of query heads.
     """
     if query.ndim < 4 or key.ndim < 4 or query.shape[-3] % max(1, key.shape[-3]):
         return None

@@ -70,9 +70,9 @@ class Model {
   double num_batch_;
 };
 
-// Slices of directions come from the other ranks of the group, and slices of results return. Of a
-// matrix that is not cut, whole results go to the others. All count as fp32, though results travel
-// in the iteration's dtype.
+// Slices of directions come from the other ranks of the group, and slices of results return. If the
+// matrix is not cut, its whole result goes to each of the others. All count as fp32, though results
+// travel in the iteration's dtype.
 double link_seconds(const Device& device, const Shape& shape, int num_batch, int tensor_parallel) {
   if (tensor_parallel == 1) return 0;
   const int times = shape.tensor_parallel ? 2 : 1;

@@ -49,8 +49,8 @@ std::int64_t bytes_of_matrices(const Shape& given, std::size_t num_batch,
   const std::int64_t changed = rule_update_bytes(options.rule) * given.num_elements();
   const std::int64_t iteration = 2 * shape.num_elements() * options.ns_bytes + squares + changed;
   // With tensor parallelism two batches travel at once: each has directions as they are sent and
-  // received, then results likewise. Of a matrix that is not cut each rank has the direction, and
-  // gets a copy of the result.
+  // received, then results likewise. If a matrix is not cut, each rank has its direction already,
+  // and gets a copy of its result.
   const bool travels = given.tensor_parallel || tensor_parallel > 1;
   const std::int64_t copied_out = 2 * (tensor_parallel + 1) * options.ns_bytes;
   const std::int64_t cut = 4 * (kUpdateBytes + options.ns_bytes);

@@ -130,7 +130,8 @@ core::PerOwner<double> exchanged_bytes(const plan::Plan& plan) {
   for (const core::ParameterIndex parameter : plan.inventory.indices()) {
     const bool cut = plan.inventory[parameter].tensor_parallel;
     const Owner owner = plan.owner[parameter];
-    // To or from each other rank of the slot. Of a matrix that is not cut each has the direction.
+    // Each other rank of the slot sends and receives so many. If the matrix is not cut, it has the
+    // direction already.
     const double elements =
         static_cast<double>(plan.inventory[parameter].num_elements()) / (cut ? num_ranks : 1);
     const double directions = cut ? kDirection * elements : 0;

@@ -26,7 +26,7 @@ constexpr double kMs = 1e-3;  // in microseconds
 constexpr double kAdamwState = 16;
 constexpr double kMuonState = 12;
 
-// Of all ranks of a slot.
+// The ranks of a slot count together.
 double num_elements(const plan::Plan& plan) {
   double sum = 0;
   for (const plan::Parameter& parameter : plan.inventory)

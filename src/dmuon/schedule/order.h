@@ -78,8 +78,9 @@ class Order {
   Crossing cross_noted(Trigger end);
 
   /// True if an evaluation forward that is traced should end before this request, because
-  /// `trigger` came first in it and has come kMostRepeats times. Else all batches of an evaluation
-  /// that calls submodules would be one trace, and a shorter evaluation would owe the rest of it.
+  /// `trigger` came first in it and has come kMostRepeats times. A program that calls submodules
+  /// would otherwise trace all its batches as one forward, and the next evaluation would owe as
+  /// many.
   /// @param has_end  as for request().
   bool repeats(Trigger trigger, bool has_end) const;
 

@@ -118,7 +118,7 @@ class Watch {
   using Lock = core::ServiceThread::Lock;
 
   bool end(const std::function<void(Detector*)>& tell);
-  // What an interval's requests to the store have brought.
+  // The answers of the store in an interval.
   struct Told {
     std::vector<Report> reports;
     std::string diagnosis;

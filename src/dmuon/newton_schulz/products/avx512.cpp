@@ -133,7 +133,7 @@ class Avx512Products final : public CpuProducts {
     if (!kernels_multiply(out.scalar_type())) {
       return CpuProducts::symmetric_product(out, beta, c, alpha, a, b, panel_rows);
     }
-    // What is multiplied by itself is symmetric. Read as its transpose it is packed once.
+    // A matrix times itself is symmetric here. As its own transpose it is packed once.
     multiply(out, {beta, c, alpha, a, a.is_same(b) ? b.mT() : b}, /*symmetric=*/true);
   }
 
