@@ -135,6 +135,31 @@ def test_submodules_that_call_others_inside_sometimes(ranks, schedule):
     check(ranks, calls_inside_sometimes, schedule=schedule)
 
 
+def trains_after_an_evaluation(s: Session) -> None:
+    """Evaluates and trains by submodules, without a call of the model between. A rank has no loss once."""
+    torch.manual_seed(0)
+    model = _Submodules()
+    s.start(model, units=None, options={"units": [model.shared, model.inner, model.tail]})
+
+    def loss(step: int) -> LossOf:
+        def of(model: nn.Module, rank: int) -> torch.Tensor | None:
+            x = torch.randn(3, 24, generator=torch.Generator().manual_seed(10 * step + rank))
+            with torch.no_grad():
+                model.tail(model.inner(model.shared(x), False))
+            value = model.tail(model.inner(model.shared(x), False)).square().mean()
+            return None if (step, rank) == (2, 1) else value
+
+        return of
+
+    for step in range(4):
+        s.backward(loss(step))
+        s.step()
+
+
+def test_training_by_submodules_after_an_evaluation_by_submodules(ranks):
+    check(ranks, trains_after_an_evaluation, schedule=AHEAD)
+
+
 def plain_replicas(s: Session) -> None:
     s.start(make_gpt(depth=2), units=None)
     s.train(0, 1, 2)

@@ -53,6 +53,12 @@ class Fewer(nn.Linear):
     def named_parameters(self, prefix: str = "", recurse: bool = True) -> Any:
         return super().named_parameters(prefix, recurse)
 
+    def requires_grad_(self, *, mode: bool = True) -> Any:
+        return super().requires_grad_(mode)
+
+    def _apply(self, change: Any) -> Any:
+        return super()._apply(change)
+
 
 def test_methods_of_a_class_take_what_they_took_before():
     model = nn.Sequential(Fewer(8, 8), Fewer(8, 8))
@@ -60,7 +66,9 @@ def test_methods_of_a_class_take_what_they_took_before():
     own = model[1].register_parameter = types.MethodType(lambda self, *args: calls.append(args), model[1])
     dmuon.dedicate_params(model)
     assert len(list(model[0].named_parameters())) == len(list(model.parameters())) / 2
+    model[0].requires_grad_(mode=True)
     model[1].register_parameter("extra", None)
     assert calls == [("extra", None)]
     dmuon.Muon(model)
+    assert model.float() is model
     assert vars(model[1])["register_parameter"] is own and "named_parameters" not in vars(model[0])

@@ -54,10 +54,10 @@ TEST(Attendance, KnowsNoAgeBelowZero) {
 // Which may hold that of another, and so on.
 TEST(Attendance, ShowsTheBeginningOfALongReason) {
   Report over = stored(issued({"a"}), 1);
-  over.over = std::string(59, 'x') + "é and more";
+  over.over = std::string(159, 'x') + "é and more";
   const Report own = waits(issued({"a"}), What::kOperation, 1);
   EXPECT_TRUE(contains(attendance({own, over}, 0, 1),
-                       "is over: " + std::string(59, 'x') + "...; told 0.0 s ago"));
+                       "is over: " + std::string(159, 'x') + "...; told 0.0 s ago"));
 }
 
 TEST(Attendance, OfManyRanksShowsThoseFurthestBehind) {

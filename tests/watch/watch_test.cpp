@@ -123,7 +123,7 @@ TEST(Watch, SaysWhoHasNotComeWhereAWaitFails) {
                   "rank 1 of the mesh has issued 2 operations, last route of 'b', and ",
                   "and waits for what is awaited; this rank"}))
             << why;
-        EXPECT_FALSE(contains_all(why, {"the store does not answer"})) << why;
+        EXPECT_FALSE(contains_all(why, {"does not answer"})) << why;
       }
       all_are_here("done");
     });
@@ -161,9 +161,8 @@ TEST(Watch, SaysWhatItKnowsWhereTheStoreIsGoneOrSilent) {
     while (++looks < 100 && !contains_all(fail(), {"rank 1 of the mesh has issued"})) continue;
     (gone ? store->gone : store->silent) = true;
     const std::string why = fail();
-    EXPECT_TRUE(contains_all(
-        why, {"): rank 1 of the mesh.", "rank 1 of the mesh has issued 1 operations, last publish",
-              "the store does not answer"}))
+    EXPECT_TRUE(contains_all(why, {"The store does not answer, so who has come to ",
+                                   "rank 1 of the mesh has issued 1 operations, last publish"}))
         << why;
   }
 }

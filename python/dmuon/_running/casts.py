@@ -30,7 +30,8 @@ def _apply(
     inner: Callable[..., nn.Module],
     _module: nn.Module,
     change: Callable[[torch.Tensor], torch.Tensor],
-    recurse: bool = True,
+    *args: Any,
+    **kwargs: Any,
 ) -> nn.Module:
     for place, placeholder in inside:
         weight = _weight_at(place)
@@ -38,7 +39,7 @@ def _apply(
             _require_unchanged(placeholder, change)
         else:
             _require_same_memory(placeholder, weight, change)
-    return inner(change, recurse)
+    return inner(change, *args, **kwargs)
 
 
 def _weight_at(place: Place) -> torch.Tensor | None:

@@ -40,7 +40,12 @@ def check_movable(scheduler: Any, old: Optimizer) -> None:
                 f"prepare: scheduler: expected one function for all groups, got a {name} with several, and the groups "
                 f"of dmuon.Muon are others. {way_out}"
             )
-    if len(factors := _factors(old)) > 1:
+    if not (factors := _factors(old)):
+        raise ValueError(
+            "prepare: optimizer: expected an lr other than 0, because the scheduler has multiplied it already, got 0. "
+            f"{way_out}"
+        )
+    if len(factors) > 1:
         raise ValueError(
             f"prepare: scheduler: expected one factor for the rates of all groups, got {sorted(factors)}. {way_out}"
         )
@@ -48,7 +53,7 @@ def check_movable(scheduler: Any, old: Optimizer) -> None:
 
 def move_scheduler(scheduler: Any, old: Optimizer, new: Optimizer) -> None:
     """Lets the scheduler go on with the groups of `new`. Their present rates are the rates that it multiplies."""
-    factor = next(iter(_factors(old)), 1.0)
+    (factor,) = _factors(old)
     # Sets initial_lr and the first rate of each group, and watches step(), as every scheduler's constructor does.
     first = lr_scheduler.LambdaLR(new, lambda _: factor)
     for part in (scheduler, *_parts(scheduler)):

@@ -39,7 +39,7 @@ def prepare(
             process, which has none.
         model: the model that `accelerator.prepare` returned.
         optimizer: the optimizer that `accelerator.prepare` returned. It may be of any class, because its parameters and
-            options count no more. None means the only one.
+            options count no more; with a scheduler its lr is not 0. None means the only one.
         scheduler: the scheduler that `accelerator.prepare` returned. It goes on with Muon's rates, in the same shape.
             It must have made no step, and be of a class that multiplies a group's own rate, such as LambdaLR (which
             Transformers' schedulers are). Or a function that makes a scheduler of an optimizer. None: there is none

@@ -63,16 +63,16 @@ def guards(model: nn.Module, leaves: Iterable[Leaf]) -> list[Handle]:
 
 
 def _requires_grad(
-    places: list[Place], inner: Callable[..., nn.Module], _module: nn.Module, requires_grad: bool = True
+    places: list[Place], inner: Callable[..., nn.Module], _module: nn.Module, *args: Any, **kwargs: Any
 ) -> nn.Module:
     """Replaces `requires_grad_`, which would skip leaves that were taken out."""
     taken_out = [place.name for place in places if place.state is State.TAKEN_OUT]
-    if taken_out and not requires_grad:
+    if taken_out and not (args[0] if args else kwargs.get("requires_grad", True)):
         raise ValueError(
             f"dedicate_params: requires_grad_(False) between dedicate_params and Muon would not reach "
             f"'{taken_out[0]}', which no module holds now. Expected: freeze before dedicate_params, or after Muon."
         )
-    return inner(requires_grad)
+    return inner(*args, **kwargs)
 
 
 def _register_parameter(

@@ -174,7 +174,8 @@ void Engine::before_forward(core::UnitIndex index, bool reader) {
   // In a backward this is a recomputation; its pass is the backward's.
   if (in_backward()) {
     open_backward();
-  } else if (!pass || pass == Pass::kBackward) {
+  } else if (!pass || pass == Pass::kBackward ||
+             (c10::GradMode::is_enabled() && resolver_.may_begin_training())) {
     open_forward(/*whole=*/false);
   }
   if (follows_second_order(index)) return;

@@ -31,6 +31,7 @@ Executor::Executor(wire::SharedMesh mesh, const plan::Plan& plan,
                    const layout::LeafSizes& sizes, const layout::Cuts& cuts)
     : mesh_(std::move(mesh)),
       part_(part_of(mesh_, plan, sizes, cuts)),
+      place_of_(part_.parameters.size()),
       pool_(std::make_shared<wire::BufferPool>(device)),
       owned_(part_.parameters, part_.batches, pool_),
       batches_(owned_.batches().size()),
@@ -45,6 +46,8 @@ Executor::Executor(wire::SharedMesh mesh, const plan::Plan& plan,
     UnitState& state = states_.emplace_back();
     state.host = spec.host;
     state.has_gradient.resize(packing.parameters.size());
+    for (const layout::PackedIndex place : packing.parameters.indices())
+      place_of_[packing.parameters[place].index] = place;
     state.buffers = std::make_unique<wire::UnitBuffers>(spec.name, std::move(packing), pool_,
                                                         spec.compute_dtype, spec.reduce_dtype);
     state.unit = std::make_unique<Unit>(part_.leaves, state.buffers.get());
@@ -265,12 +268,12 @@ void Executor::drain() {
 
 bool Executor::has_gradient(core::ParameterIndex parameter) const {
   const UnitState& state = states_[part_.parameters.at(parameter).unit_index()];
-  return state.has_gradient[state.unit->packing().place_of(parameter)];
+  return state.has_gradient[place_of_[parameter]];
 }
 
 void Executor::clear_gradient(core::ParameterIndex parameter) {
   UnitState& state = states_[part_.parameters.at(parameter).unit_index()];
-  const layout::PackedIndex place = state.unit->packing().place_of(parameter);
+  const layout::PackedIndex place = place_of_[parameter];
   state.has_gradient[place] = false;
   state.buffers->partial_filled[place] = false;
   owned_.set_filled(parameter, false);
@@ -280,7 +283,7 @@ void Executor::zero_gradient(core::ParameterIndex parameter) {
   const c10::AutoGradMode no_grad(false);
   UnitState& state = states_[part_.parameters.at(parameter).unit_index()];
   // A partial sum that is not filled is overwritten, so it counts as zero.
-  state.buffers->partial_filled[state.unit->packing().place_of(parameter)] = false;
+  state.buffers->partial_filled[place_of_[parameter]] = false;
   if (owned_.filled(parameter)) owned_.of(parameter, wire::kGradient).zero_();
 }
 

@@ -155,6 +155,7 @@ class Executor {
 
   wire::SharedMesh mesh_;
   LocalPart part_;
+  core::PerParameter<layout::PackedIndex> place_of_;  // in its unit, for a step asks for all
   std::shared_ptr<wire::BufferPool> pool_;
   wire::Owned owned_;
   core::Vector<core::UnitIndex, UnitState> states_;

@@ -127,6 +127,19 @@ bool Order::repeats(Trigger trigger, bool has_end) const {
          std::count(triggers.begin(), triggers.end(), trigger) >= kMostRepeats;
 }
 
+void Order::keep_period() {
+  Trace& triggers = course().triggers;
+  for (auto second = triggers.begin() + 1; second < triggers.end(); ++second) {
+    second = std::find(second, triggers.end(), triggers.front());
+    const auto period = second - triggers.begin();
+    if (std::ssize(triggers) % period == 0 &&
+        std::equal(second, triggers.end(), triggers.begin())) {
+      triggers.resize(static_cast<std::size_t>(period));
+      return;
+    }
+  }
+}
+
 std::vector<Trigger> Order::owed_before(Trigger trigger, bool has_end) const {
   if (!current_) return {};
   const Trace& triggers = course().triggers;

@@ -84,6 +84,10 @@ class Order {
   /// @param has_end  as for request().
   bool repeats(Trigger trigger, bool has_end) const;
 
+  /// If the trace of the open forward, which follows none, consists of equal parts that begin with
+  /// its first trigger, one of them becomes the trace.
+  void keep_period();
+
   /// Returns the triggers that request(trigger, has_end) would cross before it.
   std::vector<Trigger> owed_before(Trigger trigger, bool has_end = false) const;
 

@@ -78,7 +78,11 @@ void Resolver::end_forward() {
 // A trace may end a use before what comes next. If the use is still open here, as where this pass
 // reads other units inside of it, the pass goes otherwise than the trace.
 void Resolver::request(Trigger trigger) {
-  if (order_.repeats(trigger, whole_forward_) && !any_in_use()) begin_forward(/*training=*/false);
+  if (order_.repeats(trigger, whole_forward_) && !any_in_use()) {
+    end_reads(0);
+    order_.keep_period();
+    begin_forward(/*training=*/false);
+  }
   const std::vector<Trigger> owed = order_.owed_before(trigger, whole_forward_);
   const auto frees_used = std::find_if(owed.begin(), owed.end(), [&](const Trigger& each) {
     return each.moment != Moment::kBeforeUse && units_.at(each.unit).in_use;
@@ -213,6 +217,10 @@ void Resolver::finish_update() {
 
 void Resolver::finish_routes() {
   while (!routes_.empty()) finish_stage_2(routes_.front());
+}
+
+bool Resolver::may_begin_training() const {
+  return order_.current() == Pass::kEvalForward && !whole_forward_ && !any_in_use();
 }
 
 bool Resolver::any_in_use() const {

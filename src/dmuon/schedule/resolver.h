@@ -92,6 +92,9 @@ class Resolver {
   void begin_forward(bool training, bool whole = false);
   /// The model's own forward is over. Submodules may still be called by themselves.
   void end_forward();
+  /// True if an evaluation forward is open that a use with gradients ends: it is not the model's
+  /// own, and reads no weights now.
+  bool may_begin_training() const;
   /// A forward, or a recomputation in a backward, is about to read the unit's weights.
   /// @param reader  true if one of several modules that read them reports it: their calls together
   ///                are one use.

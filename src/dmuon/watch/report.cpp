@@ -15,8 +15,8 @@
 namespace dmuon::watch {
 namespace {
 
-constexpr std::size_t kMostNamed = 16;     // ranks, of a large mesh
-constexpr std::size_t kMostOfReason = 60;  // bytes, in a table
+constexpr std::size_t kMostNamed = 16;      // ranks, of a large mesh
+constexpr std::size_t kMostOfReason = 160;  // bytes, in a table
 constexpr std::size_t kHashDigits = 16;
 constexpr const char* kRendezvousNames[] = {"operation", "comparison", "agreement", "update"};
 
@@ -229,7 +229,8 @@ bool awaits_others(const std::vector<Report>& reports, std::size_t self) {
                      [&](const Report& other) { return misses(reports.at(self), other); });
 }
 
-std::string attendance(const std::vector<Report>& reports, std::size_t self, std::int64_t now_ms) {
+std::string attendance(const std::vector<Report>& reports, std::size_t self, std::int64_t now_ms,
+                       bool answered) {
   const Report& own = reports[self];
   const Rendezvous what = own.awaited.value_or(Rendezvous::kOperation);
   std::vector<std::size_t> ranks(reports.size());
@@ -247,7 +248,8 @@ std::string attendance(const std::vector<Report>& reports, std::size_t self, std
     if (rank == self) {
       lines.push_back(line_of(report, rank, kMostOfReason) + "; this rank");
     } else if (report.stored_ms == 0) {
-      lines.push_back(core::message("rank ", rank, " of the mesh has told nothing"));
+      lines.push_back(core::message("rank ", rank, " of the mesh ",
+                                    answered ? "has told nothing" : "may have told something"));
     } else {
       lines.push_back(line_of(report, rank, kMostOfReason) + "; " + age_of(report, now_ms));
     }
@@ -255,8 +257,9 @@ std::string attendance(const std::vector<Report>& reports, std::size_t self, std
   const std::string awaited = core::message(
       own.where, " (", kRendezvousNames[static_cast<int>(what)], " ", own.number, ")");
   const std::string who =
-      absent.empty() ? "All ranks of the mesh have come to " + awaited
-                     : "Not come to " + awaited + ": " + first_of(absent, ", ") + " of the mesh";
+      !answered        ? "The store does not answer, so who has come to " + awaited + " is unknown"
+      : absent.empty() ? "All ranks of the mesh have come to " + awaited
+                       : "Not come to " + awaited + ": " + first_of(absent, ", ") + " of the mesh";
   return who + ". What ranks told last:\n  " + first_of(lines, "\n  ");
 }
 

@@ -60,6 +60,8 @@ bool awaits_others(const std::vector<Report>& reports, std::size_t self);
 /// operation, the awaited rendezvous, the reason if it is over, and the age of the report. In a
 /// large mesh it shows only the ranks that are furthest behind.
 /// @param now_ms  since 1970. Clocks of machines differ, and ages with them.
-std::string attendance(const std::vector<Report>& reports, std::size_t self, std::int64_t now_ms);
+/// @param answered  false if the store did not answer, so that reports may be older than needed.
+std::string attendance(const std::vector<Report>& reports, std::size_t self, std::int64_t now_ms,
+                       bool answered = true);
 
 }  // namespace dmuon::watch

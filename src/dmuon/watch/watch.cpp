@@ -13,8 +13,6 @@ namespace {
 using std::chrono::steady_clock;
 
 constexpr int kLooksPerMs = 2;  // of all ranks together
-constexpr const char* kNoAnswer =
-    "\n  (the store does not answer: what ranks told since is unknown)";
 
 std::int64_t wall_clock_ms() {
   const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
@@ -145,8 +143,7 @@ std::string Watch::Waiting::attendance() const {
   }
   const std::vector<Report> reports = watch.detector_.table();
   lock.unlock();
-  return "\n" + watch::attendance(reports, watch.rank_, wall_clock_ms()) +
-         (answered ? "" : kNoAnswer);
+  return "\n" + watch::attendance(reports, watch.rank_, wall_clock_ms(), answered);
 }
 
 bool Watch::over(const std::string& why) {
@@ -287,8 +284,7 @@ void Watch::give_up_outside(Lock& lock) {
     lost = true;
   }
   reports[rank_].over.clear();  // the error says it already
-  const std::string text =
-      why + "\n" + watch::attendance(reports, rank_, wall_clock_ms()) + (lost ? kNoAnswer : "");
+  const std::string text = why + "\n" + watch::attendance(reports, rank_, wall_clock_ms(), !lost);
   lock.lock();
   if (lost) lose_store();
   given_up_ = text;  // first: the host goes on at once
