@@ -52,7 +52,7 @@ std::int64_t bytes_of_matrices(const Shape& given, std::size_t num_batch,
   // received, then results likewise. If a matrix is not cut, each rank has its direction already,
   // and gets a copy of its result.
   const bool travels = given.tensor_parallel || tensor_parallel > 1;
-  const std::int64_t copied_out = 2 * (tensor_parallel + 1) * options.ns_bytes;
+  const std::int64_t copied_out = std::int64_t{2} * (tensor_parallel + 1) * options.ns_bytes;
   const std::int64_t cut = 4 * (kUpdateBytes + options.ns_bytes);
   const std::int64_t exchange =
       travels ? (given.tensor_parallel ? cut : copied_out) * given.num_elements() : 0;
