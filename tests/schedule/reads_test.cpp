@@ -140,19 +140,19 @@ TEST_F(ReadsTest, AForwardThatStartsByItselfFreesNoUnitInAnOpenCall) {
 
 TEST_F(ReadsTest, AnEvaluationBySubmodulesIsMoreThanOneForward) {
   Resolver resolver = make(1, {.lookahead = 0});
-  const auto evaluate = [&](int num_batches) {
+  const auto evaluate = [&](int num_batches, const std::vector<UnitIndex>& units) {
     resolver.begin_forward(/*training=*/false);
     for (int batch = 0; batch < num_batches; ++batch) {
-      for (const UnitIndex unit : {kA, kB}) {
+      for (const UnitIndex unit : units) {
         resolver.before_use(unit);
         resolver.after_forward(unit);
       }
     }
     recorder_.take();
   };
-  evaluate(100);
+  evaluate(100, {kA, kA, kA, kB});
   EXPECT_FALSE(resolver.order().on_demand());
-  evaluate(1);
+  evaluate(1, {kA, kA, kA, kB});
   EXPECT_TRUE(resolver.may_begin_training());
   resolver.begin_forward(/*training=*/true);
   EXPECT_EQ(recorder_.take(), "");

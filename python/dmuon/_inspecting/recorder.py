@@ -147,7 +147,7 @@ class Recorder:
         if not isinstance(optimizer, Muon) or optimizer._runtime is not self._runtime:
             return None
         self._mark("step")
-        of_step = inspect.signature(Muon.step).bind(*args, **kwargs)
+        of_step = inspect.signature(type(optimizer).step).bind(*args, **kwargs)
         if (closure := of_step.arguments.get("closure")) is not None:
             of_step.arguments["closure"] = self._before_rest_of_step(closure)
         return of_step.args, of_step.kwargs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +26,8 @@ class ReplacedMethod:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self._module()
-        inner = self._own or getattr(type(module), self._name).__get__(module)
+        of_class = functools.partial(getattr(type(module), self._name), module)
+        inner = of_class if self._own is None else self._own
         return inner(*args, **kwargs) if self._method is None else self._method(inner, module, *args, **kwargs)
 
     def remove(self) -> None:
@@ -34,7 +36,10 @@ class ReplacedMethod:
         module = self._module()
         if module is None or module.__dict__.get(self._name) is not self:
             return
-        if self._own is None:
+        own = self._own
+        while isinstance(own, ReplacedMethod) and own._method is None:  # removed meanwhile
+            own = own._own
+        if own is None:
             del module.__dict__[self._name]
         else:
-            module.__dict__[self._name] = self._own
+            module.__dict__[self._name] = own

@@ -124,20 +124,20 @@ bool Order::repeats(Trigger trigger, bool has_end) const {
   if (has_end || current_ != Pass::kEvalForward || course().known) return false;
   const Trace& triggers = course().triggers;
   return !triggers.empty() && triggers.front() == trigger &&
-         std::count(triggers.begin(), triggers.end(), trigger) >= kMostRepeats;
+         std::count(triggers.begin(), triggers.end(), trigger) >= kFewestRepeats;
 }
 
-void Order::keep_period() {
+bool Order::keep_period() {
   Trace& triggers = course().triggers;
-  for (auto second = triggers.begin() + 1; second < triggers.end(); ++second) {
-    second = std::find(second, triggers.end(), triggers.front());
+  const Trigger first = triggers.front();
+  for (auto second = triggers.begin() + 1; second != triggers.end(); ++second) {
     const auto period = second - triggers.begin();
-    if (std::ssize(triggers) % period == 0 &&
-        std::equal(second, triggers.end(), triggers.begin())) {
-      triggers.resize(static_cast<std::size_t>(period));
-      return;
-    }
+    if (*second != first || std::ssize(triggers) % period != 0) continue;
+    if (!std::equal(second, triggers.end(), triggers.begin())) continue;
+    triggers.resize(static_cast<std::size_t>(period));
+    return true;
   }
+  return std::count(triggers.begin(), triggers.end(), first) >= kMostRepeats;
 }
 
 std::vector<Trigger> Order::owed_before(Trigger trigger, bool has_end) const {
@@ -154,6 +154,8 @@ std::vector<Trigger> Order::owed_before(Trigger trigger, bool has_end) const {
 }
 
 std::vector<Crossing> Order::deviate_before(Trigger trigger) {
+  core::invariant(current_ && course().contains(trigger),
+                  "Order::deviate_before: the trace has no ", trigger);
   std::vector<Crossing> crossings = course().take(course().find(trigger), *current_);
   course().deviated = true;
   return crossings;

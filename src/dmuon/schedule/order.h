@@ -77,16 +77,16 @@ class Order {
   /// Returns the crossing of a noted end. The trace has it where it was noted.
   Crossing cross_noted(Trigger end);
 
-  /// True if an evaluation forward that is traced should end before this request, because
-  /// `trigger` came first in it and has come kMostRepeats times. A program that calls submodules
-  /// would otherwise trace all its batches as one forward, and the next evaluation would owe as
-  /// many.
+  /// True if an evaluation forward that is traced may end before this request, because `trigger`
+  /// came first in it and has come often. A program that calls submodules would otherwise trace all
+  /// its batches as one forward, and the next evaluation would owe as many.
   /// @param has_end  as for request().
   bool repeats(Trigger trigger, bool has_end) const;
 
   /// If the trace of the open forward, which follows none, consists of equal parts that begin with
-  /// its first trigger, one of them becomes the trace.
-  void keep_period();
+  /// its first trigger, one of them becomes the trace. Returns true then, or if the first trigger
+  /// has come so often that the forward should end anyway.
+  bool keep_period();
 
   /// Returns the triggers that request(trigger, has_end) would cross before it.
   std::vector<Trigger> owed_before(Trigger trigger, bool has_end = false) const;
@@ -143,7 +143,8 @@ class Order {
  private:
   static constexpr std::size_t kNoTail = static_cast<std::size_t>(-1);
   // More than a forward uses its first module, as a rule.
-  static constexpr int kMostRepeats = 8;
+  static constexpr int kFewestRepeats = 8;
+  static constexpr int kMostRepeats = 64;
 
   struct Note {
     Trigger end;

@@ -80,8 +80,7 @@ void Resolver::end_forward() {
 void Resolver::request(Trigger trigger) {
   if (order_.repeats(trigger, whole_forward_) && !any_in_use()) {
     end_reads(0);
-    order_.keep_period();
-    begin_forward(/*training=*/false);
+    if (order_.keep_period()) begin_forward(/*training=*/false);
   }
   const std::vector<Trigger> owed = order_.owed_before(trigger, whole_forward_);
   const auto frees_used = std::find_if(owed.begin(), owed.end(), [&](const Trigger& each) {

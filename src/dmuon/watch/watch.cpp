@@ -183,19 +183,30 @@ bool Watch::ask(Lock& lock, bool* what, Detector::Time end) {
 void Watch::run() {
   Lock lock = service_.lock();
   const auto is_asked = [this] { return !lost_ && num_answered_ < num_asked_; };
-  while (true) {
-    service_.changed().wait_for(lock, interval_, [&] { return service_.ends() || is_asked(); });
-    if (service_.ends()) return;
-    try {
+  try {
+    while (true) {
+      service_.changed().wait_for(lock, interval_, [&] { return service_.ends() || is_asked(); });
+      if (service_.ends()) return;
       if (is_asked()) {
-        answer(lock);
+        with_store(lock, [&] { answer(lock); });
       } else {
         look(lock);
       }
-    } catch (const std::exception&) {  // of the store; this rank's device is watched on
-      if (!lock.owns_lock()) lock.lock();
-      lose_store();
     }
+  } catch (const std::exception&) {  // of the device: nothing can be watched any more
+    if (!lock.owns_lock()) lock.lock();
+    lose_store();
+  }
+}
+
+// Without its store the watch goes on with this rank's device.
+void Watch::with_store(Lock& lock, const std::function<void()>& ask) {
+  if (lost_) return;
+  try {
+    ask();
+  } catch (const std::exception&) {
+    if (!lock.owns_lock()) lock.lock();
+    lose_store();
   }
 }
 
@@ -225,8 +236,9 @@ void Watch::answer(Lock& lock) {
 // Carries out one interval of the detector.
 void Watch::look(Lock& lock) {
   if (detector_.begin_interval(outside_ && outside_->oldest)) ask_device(lock);
+  const bool raises = detector_.raises_alarm(steady_clock::now());
   Told told;
-  if (!lost_) told = talk(lock);
+  with_store(lock, [&] { told = talk(lock, raises); });
   const Detector::Conclusion result = detector_.conclude(
       std::move(told.reports), std::move(told.diagnosis), steady_clock::now(), wall_clock_ms());
   if (!result.warning.empty()) {
@@ -236,8 +248,7 @@ void Watch::look(Lock& lock) {
 }
 
 // No request to the store holds the mutex.
-Watch::Told Watch::talk(Lock& lock) {
-  const bool raises = detector_.raises_alarm(steady_clock::now());
+Watch::Told Watch::talk(Lock& lock, bool raises) {
   const Report own = detector_.report(wall_clock_ms());
   lock.unlock();
   if (raises) board_->store(own);  // first: a rank that sees the alarm may read at once

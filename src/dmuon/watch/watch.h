@@ -127,7 +127,8 @@ class Watch {
   void run();
   void lose_store();
   void look(Lock& lock);
-  Told talk(Lock& lock);
+  Told talk(Lock& lock, bool raises);
+  void with_store(Lock& lock, const std::function<void()>& ask);
   void ask_device(Lock& lock);
   void give_up_outside(Lock& lock);
   void answer(Lock& lock);
