@@ -281,23 +281,16 @@ void Watch::give_up_outside(Lock& lock) {
   const std::string why = detector_.error();
   const auto give_up = outside_->give_up;
   detector_.end(why);
-  const Report own = detector_.report(wall_clock_ms());
   std::vector<Report> reports = detector_.table();
-  bool lost = lost_;
-  lock.unlock();
-  try {
-    if (!lost) {
-      board_->store(own);
-      board_->alarm(true);
-      reports = board_->reports();
-    }
-  } catch (const std::exception&) {
-    lost = true;
-  }
+  with_store(lock, [&, own = detector_.report(wall_clock_ms())] {
+    lock.unlock();
+    board_->store(own);
+    board_->alarm(true);
+    reports = board_->reports();
+    lock.lock();
+  });
   reports[rank_].over.clear();  // the error says it already
-  const std::string text = why + "\n" + watch::attendance(reports, rank_, wall_clock_ms(), !lost);
-  lock.lock();
-  if (lost) lose_store();
+  const std::string text = why + "\n" + watch::attendance(reports, rank_, wall_clock_ms(), !lost_);
   given_up_ = text;  // first: the host goes on at once
   lock.unlock();
   give_up(text);

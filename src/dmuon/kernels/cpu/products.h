@@ -97,9 +97,10 @@ struct Workers {
 /// bits depend neither on threads nor on addresses. Scaling and adding round to fp32; the result is
 /// rounded to the dtype. bf16 products treat subnormal numbers as zero. Thread-safe.
 ///
-/// Writes b once more, packed, and a unless it is b's transpose or tiles can read its rows in place:
-/// at most 2 (rows + cols) inner elements of traffic, beside 2 rows cols inner FLOPs. The calling thread
-/// keeps this memory for the next product, up to 64 MB a dtype. Each worker keeps 460 KB.
+/// Writes b once more, packed, and a unless it is b's transpose or tiles can read its rows in
+/// place: at most 2 (rows + cols) inner elements of traffic, beside 2 rows cols inner FLOPs. The
+/// calling thread keeps this memory for the next product, up to 64 MB a dtype. Each worker keeps
+/// 460 KB.
 ///
 /// @throws InternalError if multiplies(dtype) is false, if a symmetric product has a decay or
 ///                       factors, or if a product has both factors.
