@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <string>
 
 #include "dmuon/plan/plan.h"
@@ -16,13 +15,6 @@ std::int64_t largest(const Plan& plan) {
   std::int64_t most = 0;
   for (const Memory& one : plan.memory) most = std::max(most, one.total());
   return most;
-}
-
-// The number behind "must be >= ".
-std::int64_t named_in(const std::string& message) {
-  const std::string before = "plan: max_memory_bytes must be >= ";
-  EXPECT_EQ(message.rfind(before, 0), 0U) << message;
-  return message.size() > before.size() ? std::atoll(message.c_str() + before.size()) : 0;
 }
 
 // Up to 16 matrices on up to 4 owners, whose times have nothing to do with their sizes.
@@ -60,7 +52,7 @@ TEST(MaxMemory, IsKeptOrAnsweredWithANumberThatDoes) {
         EXPECT_LE(largest(plan_within(cap)), cap) << strategy << ", trial " << trial;
         num_tighter += cap < unlimited ? 1 : 0;
       } catch (const core::InvalidArgument& error) {
-        const std::int64_t enough = named_in(error.what());
+        const std::int64_t enough = least_named_in(error.what());
         EXPECT_GT(enough, cap);
         EXPECT_LE(enough, unlimited) << "for which there is a plan already";
         EXPECT_LE(largest(plan_within(enough)), enough) << strategy << ", trial " << trial;
@@ -103,7 +95,7 @@ TEST(MaxMemory, IncludesTheReserve) {
   const std::string message = message_of([&] {
     make_plan(inventory, {1, 2}, "xor_layout", costs, options);
   });
-  EXPECT_EQ(named_in(message), peak + 1000);
+  EXPECT_EQ(least_named_in(message), peak + 1000);
   EXPECT_NE(message.find("1000 of them in reserve"), std::string::npos) << message;
 }
 
@@ -116,7 +108,7 @@ TEST(MaxMemory, HoldsForCountsMadeElsewhere) {
   EXPECT_EQ(make_plan_from_counts(inventory, {1, 2}, "mine", {{3}, {1}}, costs, options).owner,
             free.owner);
   --options.max_memory_bytes;
-  EXPECT_EQ(named_in(message_of([&] {
+  EXPECT_EQ(least_named_in(message_of([&] {
               make_plan_from_counts(inventory, {1, 2}, "mine", {{3}, {1}}, costs, options);
             })),
             largest(free));

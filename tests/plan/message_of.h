@@ -1,5 +1,9 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <string>
 
@@ -15,6 +19,13 @@ inline std::string message_of(const std::function<void()>& act) {
     return error.what();
   }
   return {};
+}
+
+/// The number behind "must be >= ", of an error about memory.
+inline std::int64_t least_named_in(const std::string& message) {
+  const std::string before = "plan: max_memory_bytes must be >= ";
+  EXPECT_EQ(message.rfind(before, 0), 0U) << message;
+  return message.size() > before.size() ? std::atoll(message.c_str() + before.size()) : 0;
 }
 
 }  // namespace dmuon::plan
