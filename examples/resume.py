@@ -54,8 +54,9 @@ def is_whole(checkpoint: Path) -> bool:
     """True if a save came to its end and no file has been cut off since."""
     if not (checkpoint / ".metadata").exists():
         return False
+    sizes = {path.name: path.stat().st_size for path in checkpoint.iterdir()}
     places = dcp.FileSystemReader(checkpoint).read_metadata().storage_data.values()
-    return all((checkpoint / place.relative_path).stat().st_size >= place.offset + place.length for place in places)
+    return all(sizes.get(place.relative_path, 0) >= place.offset + place.length for place in places)
 
 
 def save(model: nn.Module, optimizer: dmuon.Muon, folder: Path, step: int) -> None:

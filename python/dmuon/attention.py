@@ -87,7 +87,10 @@ def grouped(module: Any, query: str = "q_proj", key: str = "k_proj") -> Heads:
     The numbers of heads follow from the projections' rows. A child `q_norm` or `k_norm` counts as a norm of heads.
     """
     head_dim = module.head_dim
-    num_heads, num_kv_heads = (module.get_parameter(f"{path}.weight").shape[0] // head_dim for path in (query, key))
+    rows = [module.get_parameter(f"{path}.weight").shape[0] for path in (query, key)]
+    if any(of % head_dim for of in rows):
+        raise ValueError(f"expected projections whose rows are heads of {head_dim} rows, got {rows[0]} and {rows[1]}")
+    num_heads, num_kv_heads = (of // head_dim for of in rows)
     return Heads(num_heads, head_dim, num_kv_heads, query, key, normed=_has_norm(module))
 
 

@@ -56,8 +56,8 @@ def register(
             dict.
 
     Raises:
-        ValueError: an argument is bad, or the name has another rule. A function of the same qualified name replaces the
-            former one, as when a notebook's cell runs again.
+        ValueError: an argument is bad, or the name has another rule. A function replaces the former one, as when a
+            notebook's cell runs again, if it has the same qualified name, and the rule the same `state` and use.
     """
     where = "dmuon.rules.register"
     if not isinstance(name, str) or not name.isidentifier() or name in _TAKEN_NAMES:
@@ -69,8 +69,9 @@ def register(
         raise ValueError(
             f"{where}: expected one function, as after or as move; got after={_kind(after)}, move={_kind(move)}"
         )
-    if not user_rules.add(name, function, move is not None, _checked_states({} if state is None else state, where)):
-        raise ValueError(f"{where}: name: expected one that no other rule has, got {name!r} again")
+    states = _checked_states({} if state is None else state, where)
+    if (former := user_rules.add(name, function, move is not None, states)) is not None:
+        raise ValueError(f"{where}: name: expected one that no other rule has, got {name!r} again, which {former}")
 
 
 def _checked_states(state: Mapping[str, tuple[Side, Side]], where: str) -> dict[str, tuple[Side, Side]]:

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from dmuon._attention import logits
+from dmuon._attention import logits, observer
+from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
 
 
 def all_logits(q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:
@@ -50,6 +51,28 @@ def test_largest_logits_are_those_of_all(monkeypatch, piece, queries, keys, grou
     found = logits.of_scaled_dot_product(q, k, k, given, 0.0, mask == "causal", scale=0.3, enable_gqa=groups < 4)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), expected.amax((0, 2, 3)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (4, 7), (7, 4)])
+@pytest.mark.parametrize(("bias", "first"), [(causal_upper_left, lambda *_: 0), (causal_lower_right, lambda q, k: k - q)])
+def test_a_causal_bias_admits_pairs_whatever_its_memory_holds(queries, keys, bias, first):
+    q, k = operands(4, 2, queries, keys)
+    mask = bias(queries, keys)
+    torch.Tensor.fill_(mask.as_subclass(torch.Tensor), 1e6)
+    later = torch.arange(keys)[None] > torch.arange(queries)[:, None] + first(queries, keys)
+    expected = all_logits(q, k, 0.3).masked_fill(later, -math.inf)
+    assert isinstance(mask, CausalBias)
+    found = logits.of_scaled_dot_product(q, k, k, mask, scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(found.double(), expected.amax((0, 2, 3)), rtol=1e-5, atol=1e-6)
+
+
+def test_attention_of_nested_tensors_runs_and_shows_no_logits():
+    rows = [torch.randn(length, 4, 6) for length in (3, 5)]
+    q = torch.nested.nested_tensor(rows, layout=torch.jagged).transpose(1, 2)
+    with observer._Calls(4) as calls:
+        F.scaled_dot_product_attention(q, q, q)
+    assert calls.found == []
+    assert calls.other == "scaled_dot_product_attention of nested tensors"
 
 
 def test_the_scale_is_attentions_and_heads_need_no_batch():

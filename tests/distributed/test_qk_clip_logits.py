@@ -104,6 +104,60 @@ def test_evaluations_do_not_count(ranks):
     assert ranks.run(evaluated, (2, 2)) == [[True, True]] * 4
 
 
+def logits_after(mesh: Any, between: str, load: bool = False) -> Any:
+    """A step, whose largest logits are returned, after a forward of weights that are eight times as large."""
+    model, opt, clip = started(mesh, "grouped", 1.0)
+    tokens = part(batch(0), *place_of(mesh))
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    large = {name: value * 8 if "attention" in name else value for name, value in own.items()}
+    if between == "load":
+        model.load_state_dict(large)
+        loss_of(model, tokens).backward()
+        opt.zero_grad()
+        model.load_state_dict(own)
+    elif between == "mean":
+        model.load_state_dict(large)
+        mean = dmuon.Ema(model, decay=0.9)
+        model.load_state_dict(own)
+        loss_of(model, tokens).backward()
+        with mean.applied(), torch.enable_grad():
+            loss_of(model, tokens)
+    if between != "mean":
+        loss_of(model, tokens).backward()
+    opt.step()
+    return {name: logits.cpu() for name, logits in clip.max_logits.items()}, weights_of(model)
+
+
+@pytest.mark.parametrize("between", ["load", "mean"])
+def test_logits_of_other_weights_do_not_count(ranks, between):
+    for got, expected in zip(
+        ranks.run(logits_after, (2, 2), between=between), ranks.run(logits_after, (2, 2), between=""), strict=True
+    ):
+        assert_equal_maxima([got[0]], [expected[0]], rtol=0, atol=0)
+        assert unlike(got[1], expected[1]) == []
+
+
+def frozen(mesh: Any, names: list[str]) -> Any:
+    """A step without a rate, with parameters of the first module frozen since QKClip. Returns what it has changed."""
+    model, opt, clip = started(mesh, "grouped", 1e-3)
+    for name in names:
+        model.get_parameter(f"blocks.0.attention.{name}").requires_grad_(False)
+    for group in opt.param_groups:
+        group["lr"] = 0.0
+    before = weights_of(model)
+    loss_of(model, part(batch(0), *place_of(mesh))).backward()
+    opt.step()
+    return unlike(weights_of(model), before), [bool(logits.gt(1e-3).all()) for logits in clip.max_logits.values()]
+
+
+@pytest.mark.parametrize("names", [["q.weight"], ["k.weight", "q.bias"], ["q.bias"]])
+def test_a_module_with_a_frozen_projection_is_not_clipped(ranks, names):
+    clipped = {f"blocks.1.attention.{of}.{kind}" for of in "qk" for kind in ("weight", "bias")}
+    for changed, exceeds in ranks.run(frozen, (2, 2), names=names):
+        assert exceeds == [True, True]
+        assert {name.removeprefix(".") for name in changed} == clipped
+
+
 class Hidden(nn.Module):
     """Shows no logits: an operator of its own."""
 

@@ -7,9 +7,23 @@ import math
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 _PIECE = 1 << 24  # logits at once
 _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
+
+
+class NoLogits(Exception):
+    """A call's operands are of a kind that shows no logits, which the text names."""
+
+
+def _require_plain(*operands: torch.Tensor | None) -> None:
+    """Raises NoLogits for nested tensors and those that stand for others, such as a DTensor."""
+    for operand in operands:
+        if operand is not None and (
+            operand.is_nested or type(operand).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        ):
+            raise NoLogits("nested tensors" if operand.is_nested else f"a {type(operand).__name__}")
 
 
 def of_operands(
@@ -78,14 +92,28 @@ def of_scaled_dot_product(
 
     None unless queries are [batch, heads, L, dim]: the first of three dimensions may be a batch. None, too, unless the
     number of key heads divides the number of query heads.
+
+    Raises:
+        NoLogits: an operand is no plain tensor.
     """
+    if isinstance(attn_mask, CausalBias):  # it says what it is, and its elements are not set
+        is_causal, first = True, attn_mask.seq_len_kv - attn_mask.seq_len_q
+        if first and attn_mask.variant == CausalVariant.LOWER_RIGHT:
+            is_causal, ones = False, torch.ones(attn_mask.shape[-2:], dtype=torch.bool, device=query.device)
+        attn_mask = None if is_causal else ones.tril_(first)
+    _require_plain(query, key, attn_mask)
     if query.ndim < 4 or key.ndim < 4 or query.shape[-3] % max(1, key.shape[-3]):
         return None
     return of_operands(query, key, attn_mask, is_causal, scale)
 
 
 def of_softmax(input: torch.Tensor, dim: int | None = None, *rest: object, **options: object) -> torch.Tensor | None:
-    """Returns [heads] fp32 from the arguments of a softmax of logits, [..., heads, L, S]. None for another softmax."""
+    """Returns [heads] fp32 from the arguments of a softmax of logits, [..., heads, L, S]. None for another softmax.
+
+    Raises:
+        NoLogits: the input is no plain tensor.
+    """
+    _require_plain(input)
     if input.ndim < 4 or dim not in (-1, input.ndim - 1) or not input.numel():
         return None
     return input.amax((-2, -1)).flatten(0, -2).amax(0).float()
@@ -95,9 +123,13 @@ def of_multi_head(*args: object, **options: object) -> torch.Tensor:
     """Returns [heads] fp32 from the arguments of torch's multi_head_attention_forward, with a fused in_proj_weight.
 
     Projects queries and keys once more, because that function gives the projected ones to no call that is seen.
+
+    Raises:
+        NoLogits: an operand is no plain tensor.
     """
     given = _MULTI_HEAD.bind(*args, **options).arguments
     query, key = given["query"], given["key"]  # [L, batch, width], or [L, width]
+    _require_plain(query, key)
     width, num_heads = query.shape[-1], given["num_heads"]
     weight, bias = given["in_proj_weight"].detach(), given["in_proj_bias"]
     projected = [

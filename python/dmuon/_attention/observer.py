@@ -29,7 +29,8 @@ _LARGEST: dict[Any, Callable[..., torch.Tensor | None]] = {
 class Observer:
     """Gives the largest logits of each training forward of a module to a StepClip.
 
-    A training forward is one with `module.training` and gradients, outside of transforms of torch.func. A forward that
+    A training forward is one with `module.training` and gradients, outside of transforms of torch.func and of
+    Ema.applied. A forward that
     activation checkpointing repeats in the backward counts if the first one had no gradients. The module runs without
     torch.compile, because Dynamo does not trace what sees its calls.
     """
@@ -52,7 +53,7 @@ class Observer:
         return output
 
     def _counts(self, module: nn.Module) -> bool:
-        if not module.training or is_transformed():
+        if not module.training or is_transformed() or self._clip.is_averaged:
             return False
         if _C.in_backward():
             return not self._had_gradients
@@ -67,13 +68,17 @@ class _Calls(TorchFunctionMode):
         super().__init__()
         self.num_heads = num_heads
         self.found: list[torch.Tensor] = []
-        self.other = ""  # a call that shows logits of other heads
+        self.other = ""  # a call that shows no logits, or of other heads
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if (largest_of := _LARGEST.get(func)) is not None:
-            with torch.no_grad():
-                largest = largest_of(*args, **kwargs)
+            largest = None
+            try:
+                with torch.no_grad():
+                    largest = largest_of(*args, **kwargs)
+            except logits.NoLogits as error:
+                self.other = f"{func.__name__} of {error}"
             if largest is not None and len(largest) == self.num_heads:
                 self.found.append(largest)
             elif largest is not None:

@@ -30,7 +30,7 @@ class QKClip:
     S is the largest logit of a head: over all training forwards since the last step, over all ranks, and over the
     pairs of positions that the mask admits. If S > tau, the step also multiplies the head's rows of the query and key
     projections, so that the head's logits shrink by tau / S. A step that does not apply (`skipped_steps`) clips
-    nothing.
+    nothing, and one that does not update all projections of a module, or has its bias frozen, does not clip that module.
 
     Computes Q K' once more in each training forward. Sends no message: the maxima travel in the one that a step sends
     anyway, 8 bytes a head. Does not wait for the device. Has no state to save.
@@ -58,7 +58,7 @@ class QKClip:
             heads = {name: of_module for name, (_, of_module) in found.items()}
             facts += [f"tau {tau}", *(f"the heads of '{name}': {of_module}" for name, of_module in heads.items())]
             rows = HeadRows(runtime, heads) if math.isfinite(tau) else None
-        self._clip = StepClip(heads, rows, tau, runtime.device)
+        self._clip = StepClip(heads, rows, tau, runtime)
         runtime.engine.set_num_maxima(sum(of_module.num_heads for of_module in heads.values()))
         runtime.step_agreement.after_step = self._clip
         for name, (module, of_module) in found.items():

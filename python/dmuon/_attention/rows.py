@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.nn as nn
@@ -35,8 +35,11 @@ class HeadRows:
         self._group_of = torch.tensor(_groups_of(heads.values()), device=runtime.device)
         self._num_groups = sum(one.kv_heads for one in heads.values())
         finder = _Finder(runtime, self._num_heads)
+        self._projections: dict[str, tuple[list[int], list[nn.Parameter]]] = {}  # by module: parameters, biases
         for name, one in heads.items():
-            finder.add(name, one)
+            leaves = finder.add(name, one)
+            biases = [bias for bias, leaf in finder.biases if leaf in leaves]
+            self._projections[name] = [part for leaf in leaves for part in runtime.parts[leaf]], biases
         self.parameters: list[int] = []  # owned here
         self.biases: list[nn.Parameter] = []
         pieces: list[torch.Tensor] = []
@@ -50,6 +53,18 @@ class HeadRows:
             self.biases.append(bias)
         self._sizes = [len(piece) for piece in pieces]
         self._sources = torch.cat(pieces).to(runtime.device) if pieces else None
+
+    def resting(self, group_of: Sequence[int]) -> list[str]:
+        """Returns the modules of which a step does not update all projections: a clip would change what is frozen.
+
+        Args:
+            group_of: by parameter; negative if the step does not update it.
+        """
+        return [
+            name
+            for name, (parameters, biases) in self._projections.items()
+            if min(group_of[parameter] for parameter in parameters) < 0 or not all(b.requires_grad for b in biases)
+        ]
 
     def factors(self, maxima: torch.Tensor, tau: float, applies: torch.Tensor) -> list[torch.Tensor]:
         """Returns [rows] fp32 for each of `parameters`, then of `biases`. Does not wait for the device.
@@ -83,8 +98,8 @@ class _Finder:
         named = nn.Module.named_parameters(runtime.model, remove_duplicate=False)
         self._parameters = {clean_name(name): parameter for name, parameter in named}
 
-    def add(self, name: str, heads: Heads) -> None:
-        """Adds the rows of a module."""
+    def add(self, name: str, heads: Heads) -> set[int]:
+        """Adds the rows of a module. Returns the leaves that have them."""
         if heads.normed:
             raise ValueError(
                 f"QKClip: '{name}': expected queries and keys as the projections make them, got a norm behind the "
@@ -99,6 +114,7 @@ class _Finder:
             self._claim(key, row, heads.head_dim, self._group + group)
         self._head += heads.num_heads
         self._group += heads.kv_heads
+        return {query, key}
 
     def _leaf(self, name: str, path: str) -> int:
         """Returns the leaf of a projection. Notes its bias."""

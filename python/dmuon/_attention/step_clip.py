@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from dmuon._attention.rows import HeadRows
+from dmuon._running.runtime import Runtime
 from dmuon._setup.slices import local_part
 from dmuon.attention import Heads
 
@@ -15,11 +16,12 @@ from dmuon.attention import Heads
 class StepClip:
     """Collects the largest logits of a step, and scales rows by them. An AfterStep."""
 
-    def __init__(self, heads: Mapping[str, Heads], rows: HeadRows | None, tau: float, device: torch.device) -> None:
+    def __init__(self, heads: Mapping[str, Heads], rows: HeadRows | None, tau: float, runtime: Runtime) -> None:
         """`rows` None: clips nothing, so `tau` is inf."""
         self.heads, self.rows, self.tau = heads, rows, tau
+        self._runtime, self._version = runtime, runtime.version  # of the weights that have shown logits
         self._sizes = [one.num_heads for one in heads.values()]
-        self._own = torch.full((sum(self._sizes),), -math.inf, dtype=torch.float64, device=device)
+        self._own = torch.full((sum(self._sizes),), -math.inf, dtype=torch.float64, device=runtime.device)
         self._of_module = self._by_module(self._own)
         self._last = self._own.clone()
         # Since the last step: modules that showed no logits, with what was found; modules whose maxima the user gave.
@@ -34,23 +36,43 @@ class StepClip:
         """Returns the maxima of the last step, [heads] fp32 by module."""
         return self._by_module(self._last.float())
 
+    @property
+    def is_averaged(self) -> bool:
+        """True inside Ema.applied, where logits are those of other weights."""
+        return self._runtime.is_averaged
+
+    def _forget_former_weights(self) -> None:
+        """Forgets logits of weights that were replaced since, by a load for example."""
+        if self._version != self._runtime.version and not self.is_averaged:
+            self._version = self._runtime.version
+            self._forget()
+
+    def _forget(self) -> None:
+        self._own.fill_(-math.inf)
+        self._missing.clear()
+        self._given.clear()
+
     def note(self, name: str, maxima: torch.Tensor) -> None:
         """Adds the largest logits, [heads], of one forward of a module."""
+        self._forget_former_weights()
         own = self._of_module[name]
         own.copy_(torch.maximum(own, maxima.to(own)))
 
     def note_given(self, name: str, maxima: torch.Tensor) -> None:
         """Adds those that the user has found."""
-        self.note(name, maxima)
-        self._given.add(name)
+        if not self.is_averaged:
+            self.note(name, maxima)
+            self._given.add(name)
 
     def note_missing(self, name: str, found: str) -> None:
         """Notes that a forward of a module showed no logits, and what it showed."""
+        self._forget_former_weights()
         self._missing[name] = found
 
     # ---- AfterStep ----
 
     def problem(self) -> str | None:
+        self._forget_former_weights()
         missing = {name: found for name, found in self._missing.items() if name not in self._given}
         self._missing.clear()
         for name, found in missing.items():
@@ -66,16 +88,20 @@ class StepClip:
         return [f"QKClip's tau = {self.tau}"]
 
     def maxima(self) -> torch.Tensor:
+        self._forget_former_weights()
         return self._own
 
-    def row_factors(self, maxima: torch.Tensor, applies: torch.Tensor) -> dict[int, torch.Tensor]:
+    def row_factors(
+        self, maxima: torch.Tensor, applies: torch.Tensor, group_of: Sequence[int]
+    ) -> dict[int, torch.Tensor]:
         self._last.copy_(maxima)
-        self._own.fill_(-math.inf)
-        self._missing.clear()
-        self._given.clear()
+        self._forget()
         if self.rows is None:
             return {}
-        found = self.rows.factors(self._last, self.tau, applies)
+        of_clipped = self._last.clone()
+        for name in self.rows.resting(group_of):
+            self._by_module(of_clipped)[name].fill_(-math.inf)
+        found = self.rows.factors(of_clipped, self.tau, applies)
         owned, self._of_biases = found[: len(self.rows.parameters)], found[len(self.rows.parameters) :]
         return dict(zip(self.rows.parameters, owned, strict=True))
 

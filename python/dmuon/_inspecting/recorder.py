@@ -54,8 +54,9 @@ class Record:
     graphs: list[str] = dataclasses.field(default_factory=list)  # a sentence for each batch, with DMUON_CUDA_GRAPHS=1
 
     def window(self, phase: str | None) -> list[Interval]:
-        """Returns the times of a phase. None means all phases."""
-        return [(begin, end) for name, begin, end in self.phases if phase in (None, name)]
+        """Returns the times of a phase up to the last step. None means all phases."""
+        last = self.steps[-1][1] if self.steps else math.inf
+        return [(begin, end) for name, begin, end in self.phases if phase in (None, name) and end <= last]
 
     def intervals(self, wanted: Callable[[Span], bool]) -> list[Interval]:
         """Returns the times of the operations that are `wanted`."""

@@ -27,14 +27,14 @@ def pieces(whole: torch.Tensor) -> Sequence[torch.Tensor]:
     return pieces
 
 
-def relative(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """Returns |found - expected| / |expected| in fp64, for tensors that come in pieces."""
+def relative(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], rounding: float = 0.0) -> float:
+    """Returns (|found - expected| - rounding) / |expected| in fp64, at least 0, for tensors that come in pieces."""
     squares = torch.zeros(2, dtype=torch.float64, device="cpu")
     for part, of in pairs:
         of = of.to(part.device, torch.float64)
         squares = squares.to(part.device) + torch.stack([(part - of).square().sum(), of.square().sum()])
     difference, whole = squares.sqrt().tolist()
-    value = difference / max(whole, 1e-30)
+    value = max(difference - rounding, 0.0) / max(whole, 1e-30) if math.isfinite(difference) else math.inf
     return value if math.isfinite(value) else math.inf  # a NaN would lose every comparison
 
 
@@ -104,7 +104,9 @@ def update_differences(runtime: Runtime, opt: Muon) -> Differences:
         for change, *operands, slope in zip(*(_matrices_of(part, item) for part in tensors), strict=True):
             old, moved, *states = operands
             expected = plain_muon_update(old, moved, slope, group, rows, states)
-            found = relative(zip(pieces(change), pieces(expected), strict=True))
+            # Decay and update each round the weights, and a change is the difference of rounded ones.
+            rounding = torch.finfo(torch.float32).eps * float(old.norm())
+            found = relative(zip(pieces(change), pieces(expected), strict=True), rounding)
             differences[leaf] = max(differences.get(leaf, 0.0), found)
     return differences
 

@@ -14,6 +14,7 @@ from dmuon import _C
 from dmuon._inspecting.verified_update import PIECE, pieces, relative, update_differences
 from dmuon._running.muon import Muon
 from dmuon._running.runtime import Runtime, runtime_of
+from dmuon._setup import user_rules
 from dmuon._setup.agreement import agreement, largest
 from dmuon._setup.dedication import dedication_of
 from dmuon._setup.hyperparameters import rule_of
@@ -32,11 +33,12 @@ class Verification:
         publication: difference of units' weights from the owner's master in the compute dtype. Must be 0.
         routing: difference of mean gradients at the owners from the owner's own computation of the mean. Expect the
             reduce dtype's rounding.
-        update: difference of a Muon update in the iteration's dtype from plain fp32. Expect that dtype's rounding.
+        update: difference of a Muon update in the iteration's dtype from plain fp32, without what fp32 weights round
+            off. Expect that dtype's rounding.
         routing_tolerance: eight times the reduce dtype's epsilon.
         update_tolerance: depends on the iteration's dtype: 0.001 in fp32, 0.03 in fp16, 0.2 in bf16. With the rule
-            "adamuon", or with `cautious_weight_decay`, twice the root of this, because the sign of elements near 0
-            turns by their rounding.
+            "adamuon" or the user's own, or with `cautious_weight_decay`, twice the root of this, because the sign of
+            elements near 0 turns by their rounding.
     """
 
     publication: float
@@ -119,7 +121,9 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
     reduced = [dtypes_of(policy, p.dtype)[1] for p in runtime.placeholders]
     groups = [group for group in opt.param_groups if group["algorithm"] == "muon"]
     tolerances = [_UPDATE_TOLERANCE[group["ns_dtype"] or _C.default_ns_dtype(runtime.device)] for group in groups]
-    turns_signs = any(rule_of(group) == "adamuon" or group.get("cautious_weight_decay") for group in groups)
+    rules = [rule_of(group) for group in groups]
+    turns_signs = any(rule == "adamuon" or user_rules.is_users(rule) for rule in rules)
+    turns_signs |= any(group.get("cautious_weight_decay") for group in groups)
     return Verification(
         *publication,
         *routing,
@@ -161,7 +165,7 @@ def _synthetic(runtime: Runtime, leaf: int, slot: int, piece: int, size: int) ->
     """Returns a piece of a rank's gradient for a leaf. The CPU draws its numbers, which are equal everywhere."""
     num_pieces = -(-runtime.leaves[leaf].shape.numel() // PIECE)
     generator = torch.Generator().manual_seed((leaf * runtime.ranks.num_slots + slot) * num_pieces + piece)
-    return torch.randn(size, generator=generator, device="cpu")
+    return torch.randn(size, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def _mean_of_synthetic(runtime: Runtime, leaf: int, begin: int, end: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -205,7 +209,7 @@ def _alike(
 
 
 def _put_synthetic(runtime: Runtime, leaf: int) -> None:
-    gradient = torch.empty(runtime.leaves[leaf].shape, device=runtime.device)
+    gradient = torch.empty(runtime.leaves[leaf].shape, dtype=torch.float32, device=runtime.device)
     for piece, part in enumerate(pieces(gradient)):
         part.copy_(_synthetic(runtime, leaf, runtime.ranks.slot, piece, len(part)))
     runtime.engine.put_gradient(leaf, runtime.leaves[leaf].part_of(gradient, runtime.ranks))

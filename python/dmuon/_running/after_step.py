@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -23,12 +23,15 @@ class AfterStep(Protocol):
     def maxima(self) -> torch.Tensor:
         """Returns this rank's numbers, [n] fp64 on the engine's device."""
 
-    def row_factors(self, maxima: torch.Tensor, applies: torch.Tensor) -> Mapping[int, torch.Tensor]:
+    def row_factors(
+        self, maxima: torch.Tensor, applies: torch.Tensor, group_of: Sequence[int]
+    ) -> Mapping[int, torch.Tensor]:
         """Returns the factors of rows of the parameters that this rank owns, and begins the next step's maxima.
 
         Args:
             maxima: [n] fp64, the largest over all ranks.
             applies: [] bool; if it is false, all factors are 1.
+            group_of: by parameter; negative if the step does not update it.
         """
 
     def scale_others(self) -> None:

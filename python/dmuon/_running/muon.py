@@ -275,7 +275,7 @@ class Muon(torch.optim.Optimizer):
         if self.record_stats:
             _C.begin_update_stats(runtime.engine)
         after = runtime.step_agreement.after_step
-        row_factors = after.row_factors(verdict.maxima, finite) if after else {}
+        row_factors = after.row_factors(verdict.maxima, finite, group_of) if after else {}
         adamw_groups = self._adamw_groups()
         self._adamw.prepare(adamw_groups, self.state)
         runtime.step_agreement.torn = {"model", "optimizer"}

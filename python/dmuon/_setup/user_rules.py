@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -20,27 +21,30 @@ class _Rule(NamedTuple):
     moves_weights: bool
     states: States
     native: _C.UserFunction
+    described: str
 
 
 _registered: dict[str, _Rule] = {}
 
 
-def add(name: str, function: Function, moves_weights: bool, states: States) -> bool:
-    """Adds a rule. Returns False, and changes nothing, if the name has another one.
+def add(name: str, function: Function, moves_weights: bool, states: States) -> str | None:
+    """Adds a rule. If the name has another one, returns its description, and changes nothing.
 
     A function of the same qualified name is the same rule, defined again, as in a notebook.
     """
     sides = [(state, _number(rows), _number(cols)) for state, (rows, cols) in states.items()]
     call = functools.partial(_call, function, tuple(states))
-    made = _Rule(function, moves_weights, states, _C.UserFunction(name, sides, moves_weights, call))
+    how = "moves weights" if moves_weights else "changes updates"
+    described = f"{how} by {_name_of(function)}, with states {states}"
+    made = _Rule(function, moves_weights, states, _C.UserFunction(name, sides, moves_weights, call), described)
     former = _registered.setdefault(name, made)
     # Lambdas, and objects of one class, have one name whatever they do.
     is_named = hasattr(function, "__qualname__") or isinstance(function, functools.partial)
-    is_same = former.function is function or (is_named and "<lambda>" not in _described(made))
-    if not is_same or _described(former) != _described(made):
-        return False
+    is_same = former.function is function or (is_named and "<lambda>" not in described)
+    if not is_same or former.described != described:
+        return former.described
     _registered[name] = made
-    return True
+    return None
 
 
 def _number(side: Side) -> int | None:
@@ -92,12 +96,7 @@ def fact(name: str) -> str:
     """Returns the line about a rule that must be equal on all ranks."""
     if name not in _registered:
         return f"rule {name}"
-    return f"rule {name}, which {_described(_registered[name])}"
-
-
-def _described(rule: _Rule) -> str:
-    how = "moves weights" if rule.moves_weights else "changes updates"
-    return f"{how} by {_name_of(rule.function)}, with states {rule.states}"
+    return f"rule {name}, which {_registered[name].described}"
 
 
 def _name_of(function: Any) -> str:
@@ -106,7 +105,18 @@ def _name_of(function: Any) -> str:
         keywords = {name: _of_argument(value) for name, value in function.keywords.items()}
         return f"{_name_of(function.func)} with {args}, {keywords}"
     named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
+    return f"{named.__module__}.{named.__qualname__}{_closed_over(named)}"
+
+
+def _closed_over(function: Any) -> str:
+    """Returns the numbers and words of the functions around one: those that one factory makes have one name."""
+    cells = getattr(function, "__closure__", None) or ()
+    values = {}
+    for name, cell in zip(function.__code__.co_freevars if cells else (), cells, strict=True):
+        with contextlib.suppress(ValueError):  # it has no value yet
+            if isinstance(cell.cell_contents, int | float | str):
+                values[name] = cell.cell_contents
+    return f" with {values}" if values else ""
 
 
 def _of_argument(value: Any) -> str:

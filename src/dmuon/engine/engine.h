@@ -190,11 +190,8 @@ class Engine : private schedule::Performer {
   /// Waits for the update of the last step, if it is late; on a device the current stream does. All
   /// calls of this class wait that read or write owned tensors, and every backward does. A caller
   /// that has such a tensor already waits itself.
-  void finish_update() {
-    resolver_.finish_update();
-    executor_.await_update();
-    for (const std::string& name : std::exchange(removed_, {})) owned().remove(name);
-  }
+  /// @throws InvalidArgument in the thread of a lane, which would wait for itself.
+  void finish_update();
 
   /// Removes a named tensor of this rank, at once or when no update reads owned tensors any more.
   void remove_owned(const std::string& name);
