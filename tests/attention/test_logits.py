@@ -54,7 +54,9 @@ def test_largest_logits_are_those_of_all(monkeypatch, piece, queries, keys, grou
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(5, 5), (4, 7), (7, 4)])
-@pytest.mark.parametrize(("bias", "first"), [(causal_upper_left, lambda *_: 0), (causal_lower_right, lambda q, k: k - q)])
+@pytest.mark.parametrize(
+    ("bias", "first"), [(causal_upper_left, lambda *_: 0), (causal_lower_right, lambda q, k: k - q)]
+)
 def test_a_causal_bias_admits_pairs_whatever_its_memory_holds(queries, keys, bias, first):
     q, k = operands(4, 2, queries, keys)
     mask = bias(queries, keys)

@@ -266,6 +266,7 @@ def decays_that_differ(mesh: Any) -> None:
 @refused("Ema.applied: opt.state_dict() inside it", what="save")
 @refused("Ema.applied: opt.load_state_dict() inside it", what="load")
 @refused("Ema.applied: load_state_dict() inside it", what="load the model")
+@refused("Ema.applied: load_state_dict() inside it", what="load a part")
 @refused("Ema.applied: Ema.update() inside it", what="update")
 @refused("Ema.applied: Ema.applied() inside it", what="nested")
 @refused("Ema.applied: full_params(writeback=True) inside it", what="write")
@@ -285,6 +286,7 @@ def while_applied(mesh: Any, what: str) -> None:
                 "save": opt.state_dict,
                 "load": lambda: opt.load_state_dict(state),
                 "load the model": lambda: model.load_state_dict(weights),
+                "load a part": lambda: model.head.load_state_dict({"weight": weights["head.weight"]}),
                 "update": ema.update,
                 "nested": lambda: ema.applied().__enter__(),
                 "write": lambda: dmuon.full_params(model, writeback=True).__enter__(),
@@ -296,6 +298,7 @@ def while_applied(mesh: Any, what: str) -> None:
 @refused("Ema.load_state_dict: weights:", "missing ['blocks.1.up.weight']", how="missing")
 @refused("Ema.load_state_dict: 'blocks.1.up.weight': expected shape (41, 24), got (2, 2)", how="shape")
 @refused("Ema.load_state_dict: 'embedding.weight': expected a DTensor with (Replicate(), Shard(dim=0))", how="mesh")
+@refused("Ema.load_state_dict: ranks differ", "'blocks.0.up.weight' whole", how="forms")
 @refused("Ema.load_state_dict: num_updates: expected an int from 0, got 'many'", how="number")
 @refused("Ema.load_state_dict: num_updates: expected an int from 0, got -4", how="negative")
 @refused("Ema.load_state_dict: weights: expected a dict by name, got None", how="no weights")
@@ -308,6 +311,10 @@ def what_does_not_fit(mesh: Any, how: str) -> None:
         case "mesh":
             table = make_mesh((4,), mesh.device_type)
             state["weights"]["embedding.weight"] = distribute_tensor(torch.zeros(29, 24), table, [Shard(0)])
+        case "forms":
+            of_file = state["weights"]["blocks.0.up.weight"].full_tensor()
+            if place_of(mesh)[0] == 0:
+                state["weights"]["blocks.0.up.weight"] = of_file
         case "number":
             state["num_updates"] = "many"
         case "negative":

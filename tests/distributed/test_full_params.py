@@ -14,6 +14,7 @@ from models import make_gpt
 from refusals import rank_of, ready
 from scenario import Session, blocks_of, check, language_loss
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
 from training import AHEAD, FAR_AHEAD, KEPT, KEPT_NO_COPY, NO_COPY, ON_DEMAND, REPLICATED, weights_of
 
 import dmuon
@@ -39,6 +40,34 @@ def edited_weights(s: Session, units: Units | None) -> None:
 )
 def test_weights_edited_inside_full_params_are_kept(ranks, mesh, schedule, units):
     check(ranks, edited_weights, mesh, schedule=schedule, units=units)
+
+
+def masters_of(opt: dmuon.Muon) -> list[torch.Tensor]:
+    states = opt.state_dict()["state"].values()
+    return [state["master"].full_tensor() for state in states if "master" in state]
+
+
+def read_and_written(mesh: Any, how: str) -> tuple[int, bool]:
+    """Whole weights in bf16, as they are or after a load of the optimizer, leave what fp32 masters have more."""
+    s = Session(mesh, REPLICATED if how == "load" else AHEAD)
+    model = s.start(make_gpt(depth=1).bfloat16(), None if how == "load" else blocks_of)
+    s.train(0)
+    before = masters_of(s.opt)
+    if how == "load":
+        state = model.state_dict()
+        model.load_state_dict({n: v.full_tensor() if isinstance(v, DTensor) else v.clone() for n, v in state.items()})
+    else:
+        with dmuon.full_params(model, writeback=True):
+            pass
+    after = masters_of(s.opt)
+    more = sum(int((master != master.bfloat16()).sum()) for master in before)
+    return more, all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("how", ["full_params", "load"])
+def test_weights_that_are_written_unchanged_leave_masters(ranks, how):
+    for more, same in ranks.run(read_and_written, (2, 2), how=how):
+        assert more > 100 and same
 
 
 def loaded_weights(s: Session) -> None:
@@ -102,11 +131,13 @@ def test_all_ranks_hear_of_an_interrupt(ranks):
     assert ranks.run(left_by_one_rank, (2, 2)) == [heard, "KeyboardInterrupt: ", heard, heard]
 
 
-def verified(mesh: Any, steps: int, schedule: dict[str, Any]) -> tuple[float, float, float, bool]:
+def verified(mesh: Any, steps: int, schedule: dict[str, Any], lr: float | None) -> tuple[float, float, float, bool]:
     """What verify finds after some steps, and whether it left the weights as they were."""
     s = Session(mesh, schedule)
     model = s.start(make_gpt(depth=2))
     s.train(*range(steps))
+    if lr is not None:
+        s.opt.param_groups[0]["lr"] = lr
     before = s.weights()
     found = dmuon.verify(model, s.opt)
     after = s.weights()
@@ -115,9 +146,9 @@ def verified(mesh: Any, steps: int, schedule: dict[str, Any]) -> tuple[float, fl
 
 
 @pytest.mark.parametrize(("mesh", "schedule"), [((2, 2), AHEAD), ((4,), KEPT), ((2,), FAR_AHEAD)])
-@pytest.mark.parametrize("steps", [0, 2])
-def test_verify_finds_nothing_but_rounding(ranks, mesh, schedule, steps):
-    for publication, routing, update, same in ranks.run(verified, mesh, steps=steps, schedule=schedule):
+@pytest.mark.parametrize(("steps", "lr"), [(0, None), (2, None), (2, 1e-6)])  # the last: weights' rounding
+def test_verify_finds_nothing_but_rounding(ranks, mesh, schedule, steps, lr):
+    for publication, routing, update, same in ranks.run(verified, mesh, steps=steps, schedule=schedule, lr=lr):
         assert publication == 0
         assert routing < 1e-6
         assert update < 1e-3

@@ -231,6 +231,30 @@ def test_a_checkpoint_can_be_loaded_instead(ranks):
     assert ranks.run(loaded, (2, 2), whole=whole) == [[]] * 4
 
 
+def written_with_zeros(mesh: Any, names: list[str]) -> str:
+    """Zeros are values, too. Returns the error of a forward."""
+    model = on_meta(mesh)
+    model.to_empty(device=mesh.device_type)
+    opt = dmuon.Muon(model)
+    with dmuon.full_params(model, writeback=True), torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim < 2 or "blocks" not in name or name in names:
+                parameter.zero_()
+    try:
+        loss_of(model, batch(0)).backward()
+    except ValueError as error:
+        return str(error)
+    opt.step()
+    return f"{sum(float(norm) for norm in dmuon.weight_norms(model).values())}"
+
+
+def test_zeros_that_are_written_whole_are_values(ranks):
+    matrices = [name for name, p in make_gpt(depth=2).named_parameters() if p.ndim == 2 and "blocks" in name]
+    assert ranks.run(written_with_zeros, (2, 2), names=matrices) == ["0.0"] * 4
+    for message in ranks.run(written_with_zeros, (2, 2), names=matrices[1:]):
+        assert f"'{matrices[0]}' has no values, nor have 0 more" in message
+
+
 @own_random_numbers()
 def grouped(mesh: Any, **options: Any) -> tuple[list[str], list[str]]:
     """The parameters of AdamW, and of what torch's functions save of the optimizer."""

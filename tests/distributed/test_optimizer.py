@@ -11,8 +11,9 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn as nn
+from checkpoints import unlike
 from dmuon._running.adamw import InnerAdamW
-from models import make_gpt
+from models import batch, loss_of, make_gpt
 from scenario import Session, check, language_loss
 from training import AHEAD, FAR_AHEAD, KEPT, LR, NO_COPY, ON_DEMAND
 
@@ -310,6 +311,55 @@ def test_hooks_before_a_load_leave_the_callers_dict_alone():
     assert saved["param_groups"] is groups
 
 
+def test_hooks_after_a_load_see_the_whole_state():
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model)
+    loss_of(model, batch(0)).backward()
+    opt.step()
+    saved, seen = opt.state_dict(), []
+    opt.register_load_state_dict_post_hook(lambda opt: seen.append(opt.state_dict()))
+    opt.load_state_dict(saved)
+    assert unlike(seen[0]["state"], saved["state"]) == unlike(opt.state_dict()["state"], saved["state"]) == []
+
+
+def test_a_load_takes_amsgrad_of_the_saved_group():
+    opts = []
+    for _ in range(2):
+        model = make_gpt(depth=1)
+        dmuon.dedicate_params(model)
+        opts.append(dmuon.Muon(model))
+    opts[0].param_groups[-1]["amsgrad"] = True
+    loss_of(model, batch(0)).backward()
+    opts[1].step()
+    for source, target in (opts, opts[::-1]):
+        saved = copy.deepcopy(source.state_dict())
+        target.load_state_dict(saved)
+        assert unlike(target.state_dict()["state"], saved["state"]) == []
+        source.param_groups[-1]["amsgrad"] = False
+        source.state.clear()
+
+
+def removed_on_one_rank(mesh: Any, how: str) -> str:
+    s = Session(mesh, AHEAD)
+    s.start(make_gpt(depth=1))
+    s.train(0)
+    if s.rank == 1:
+        first = next(iter(s.opt._leaf_of))
+        s.opt.state[first] = {"momentum_buffer": torch.zeros(1)} if how == "replaced" else {}
+    with pytest.raises(ValueError) as error:
+        s.opt.state_dict()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [("replaced", "' was replaced"), ("removed", "Muon.state_dict: ranks differ")]
+)
+def test_a_state_that_one_rank_alone_removes_is_an_error_of_all_that_save(ranks, how, words):
+    for message in ranks.run(removed_on_one_rank, (2, 2), how=how):
+        assert words in message
+
+
 def torn(s: Session, on: tuple[int, ...]) -> None:
     """A step is interrupted between matrices and AdamW's parameters, on some ranks. A load makes it good."""
     s.start(make_gpt(depth=2))
@@ -327,6 +377,11 @@ def torn(s: Session, on: tuple[int, ...]) -> None:
                 s.opt.step()
         s.opt.load_state_dict(kept[1])
         s.opt.zero_grad()
+        s.backward(language_loss(1, s.size))
+        with pytest.raises(ValueError, match="load_state_dict of the model and of the optimizer"):
+            s.opt.step()
+        s.opt.zero_grad()
+        s.model.load_state_dict({"head.weight": kept[0]["head.weight"]}, strict=False)
         s.backward(language_loss(1, s.size))
         with pytest.raises(ValueError, match="load_state_dict of the model and of the optimizer"):
             s.opt.step()

@@ -196,6 +196,24 @@ def test_one_process_has_lanes_too():
     assert "blocks.0" in str(dmuon.schedule(trained.model))
 
 
+def test_what_follows_the_last_step_does_not_count():
+    trained = Trained(None)
+    with dmuon.profile(trained.model) as profile:
+        trained.step()
+        for _ in range(3):
+            loss_of(trained.model, batch(0))
+    record = profile._records[0]
+    assert [name for name, begin, _ in record.phases if begin >= record.end] == ["between steps", "forward"]
+    (forward,) = [end - begin for name, begin, end in record.phases if name == "forward" and end <= record.end]
+    row = next(line for line in profile.summary().splitlines() if line.startswith("forward "))
+    assert float(row.split()[1]) == pytest.approx(1e3 * forward, abs=0.01)
+    assert (
+        next(line for line in profile.summary().splitlines() if line.startswith("optimizer step")).split()[3] == "1.0"
+    )
+    of_units = [line for line in profile.summary().splitlines() if line.startswith("forward ") and " compute " in line]
+    assert float(of_units[0].split()[2]) == len(trained.model.blocks)
+
+
 def misuse(mesh: Any) -> dict[str, str]:
     trained = Trained(mesh, steps=0)
 

@@ -199,6 +199,27 @@ def given(mesh: Any) -> Any:
     return before, weights_of(model), {name: logits.tolist() for name, logits in clip.max_logits.items()}
 
 
+def not_given(mesh: Any) -> str:
+    """In the second step."""
+    model, opt, clip = hidden(mesh)
+    tokens = part(batch(0), *place_of(mesh))
+    for step in range(2):
+        loss_of(model, tokens).backward()
+        for name in clip.max_logits if step == 0 else ():
+            clip.observe(name, torch.zeros(4))
+        try:
+            opt.step()
+        except ValueError as error:
+            return f"step {step}: {error}"
+        opt.zero_grad()
+    return ""
+
+
+def test_maxima_are_handed_in_for_each_step(ranks):
+    for message in ranks.run(not_given, (2, 2)):
+        assert message.startswith("step 1: QKClip: 'blocks.0.attention': expected a forward that calls")
+
+
 def test_maxima_that_the_user_hands_in_clip(ranks):
     for before, weights, logits in ranks.run(given, (2, 2)):
         assert logits == {f"blocks.{i}.attention": [4.0, 0.0, 0.5, 3.0] for i in range(2)}

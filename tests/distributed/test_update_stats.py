@@ -13,12 +13,17 @@ from training import AHEAD, KEPT_NO_COPY, NO_COPY, REPLICATED, Schedule, dedicat
 import dmuon
 
 STEPS = 3
+ROWS = {"blocks.0.qkv.weight": [48, 24]}  # of the matrices in a leaf that has several
 
 
-def figures(mesh: Any, schedule: Schedule, rule: str = "muon") -> list[dict[str, Any]]:
-    """Of each leaf and step: the weights' change, the gradient, the momentum before, and the figures."""
+def by_rows(name: str, module: Any, parameter: Any) -> Any:
+    return dmuon.views.rows(parameter, ROWS[name]) if name in ROWS else None
+
+
+def figures(mesh: Any, schedule: Schedule, rule: str = "muon", **options: Any) -> list[dict[str, Any]]:
+    """Of each leaf and step: the weights' change, the cosine of gradient and momentum before, and the figures."""
     model = make_gpt(depth=2)
-    dedicate(model, mesh, schedule)
+    dedicate(model, mesh, schedule, **options)
     shard(model, mesh)
     optimizer = dmuon.Muon(model, lr=2e-2, ns_dtype=torch.float32, rule=rule)
     runtime = optimizer._runtime
@@ -34,20 +39,28 @@ def figures(mesh: Any, schedule: Schedule, rule: str = "muon") -> list[dict[str,
         before, momenta, gradients = (whole(name) for name in ("master", "momentum_buffer", "gradient"))
         optimizer.record_stats = step != 1
         optimizer.step()
+        torch.set_default_dtype(torch.bfloat16 if options else torch.float32)  # as some programs have it
         stats = dmuon.update_stats(model)
+        torch.set_default_dtype(torch.float32)
         after = whole("master")
         optimizer.zero_grad()
         seen.append(
             {
                 name: {
                     "change": after[name] - before[name],
-                    "cosine": torch.cosine_similarity(gradients[name].flatten(), momenta[name].flatten(), dim=0),
+                    "cosine": cosine_of(gradients[name], momenta[name], ROWS.get(name) if options else None),
                     "stats": tuple(value.item() for value in stats[name]),
                 }
                 for name in names
             }
         )
     return seen
+
+
+def cosine_of(gradient: torch.Tensor, momentum: torch.Tensor, rows: list[int] | None) -> torch.Tensor:
+    """The mean over matrices."""
+    pairs = zip(*(of.split(rows or len(of)) for of in (gradient, momentum)), strict=True)
+    return torch.stack([torch.cosine_similarity(g.flatten(), m.flatten(), dim=0) for g, m in pairs]).mean()
 
 
 @pytest.mark.parametrize(
@@ -75,6 +88,15 @@ def test_figures_are_those_of_whole_tensors_on_every_rank(ranks, mesh, schedule,
                 assert 0.8 < spectral_norm < 1.2 and 0 <= residual < 1, name
         # A step that is not recorded leaves the figures of the last one that was.
         assert [of["stats"] for of in seen[1].values()] == [of["stats"] for of in seen[0].values()]
+
+
+def test_a_parameter_of_several_matrices_has_the_figures_of_all(ranks):
+    for seen in ranks.run(figures, (2, 2), schedule=AHEAD, select=by_rows):
+        for step in 0, 2:
+            for name in ROWS:
+                of = seen[step][name]
+                assert of["stats"][0] == pytest.approx(float(of["change"].square().mean().sqrt()), rel=1e-4)
+                assert of["stats"][3] == pytest.approx(float(of["cosine"]), abs=1e-4)
 
 
 refused = Refusals()

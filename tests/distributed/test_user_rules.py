@@ -385,6 +385,19 @@ class _Unnamed:
     """An object whose words differ from process to process."""
 
 
+def test_functions_of_one_factory_are_rules_apart_unless_they_close_over_the_same():
+    def named(by: float) -> Any:
+        def scale(update, weights, state, options):
+            return by * update
+
+        return scale
+
+    dmuon.rules.register("factory", after=named(2.0))
+    dmuon.rules.register("factory", after=named(2.0))  # a cell that runs again
+    with pytest.raises(ValueError, match=r"got 'factory' again, which .* with {'by': 2.0}"):
+        dmuon.rules.register("factory", after=named(3.0))
+
+
 def test_ranks_take_a_partial_rule_with_an_object_for_equal():
     rule = functools.partial(users_rules.slow, _Unnamed(), scale=_Unnamed())
     dmuon.rules.register("partial_rule", after=rule)
@@ -421,7 +434,12 @@ def another(update, weights, state, options):
 @refused("dmuon.rules.register: name: expected an identifier", name="not one")
 @refused("dmuon.rules.register: name: expected an identifier other than ('adam', 'adamw')", name="adamw")
 @refused("dmuon.rules.register: name: expected another name than dmuon's own", name="normuon")
-@refused("expected one that no other rule has, got 'hyperball' again", name="hyperball")
+@refused(
+    "expected one that no other rule has, got 'hyperball' again, which moves weights by users_rules.hyperball, with "
+    "states {'radius': (1, 1)}",
+    name="hyperball",
+)
+@refused("got 'slow' again, which changes updates by users_rules.slow", name="slow", state={"v": (1, 1)})
 @refused("state: expected identifiers other than", state={"momentum_buffer": (1, 1)})
 @refused("state: 'v': expected ('rows' or a number, 'cols' or a number)", state={"v": ("cols", 1)})
 @refused("state: 'v': expected ('rows' or a number, 'cols' or a number)", state={"v": (0, 1)})

@@ -105,6 +105,9 @@ def test_copies_are_of_the_moment():
             pass
         assert "state_dict" in vars(model)
         weights = model.state_dict()
+        inside = nn.Sequential(model).state_dict()
+    assert weights._metadata == model.state_dict()._metadata
+    assert inside._metadata == nn.Sequential(model).state_dict()._metadata
     with torch.no_grad():
         model.weight.add_(1)
     assert torch.equal(weights["weight"] + 1, model.weight)

@@ -86,6 +86,14 @@ def with_another_state(update, weights, state, options):
     return update
 
 
+def that_waits_for_itself(update, weights, state, options):
+    for optimizer in gc.get_objects():
+        if isinstance(optimizer, dmuon.Muon) and optimizer.param_groups[0]["rule"] == "that_waits_for_itself":
+            for of_matrix in optimizer.state.values():
+                of_matrix.get("momentum_buffer")
+    return update
+
+
 def without_its_state(update, weights, state, options):
     del state["radius"]
     return update
@@ -98,6 +106,7 @@ WRONG = {
     "of_another_device": "on meta",
     "no_tensor": "TypeError: expected a tensor from the function, got NoneType",
     "with_another_state": "state 'radius': expected Float [1, 1] on",
+    "that_waits_for_itself": "ValueError: a rule of update has read or changed the state of the optimizer",
     "without_its_state": "TypeError: state: expected a tensor for each of ['radius'], got {}",
 }
 

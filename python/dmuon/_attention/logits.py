@@ -13,17 +13,17 @@ _PIECE = 1 << 24  # logits at once
 _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 
-class NoLogits(Exception):
+class NoLogitsError(Exception):
     """A call's operands are of a kind that shows no logits, which the text names."""
 
 
 def _require_plain(*operands: torch.Tensor | None) -> None:
-    """Raises NoLogits for nested tensors and those that stand for others, such as a DTensor."""
+    """Raises NoLogitsError for nested tensors and those that stand for others, such as a DTensor."""
     for operand in operands:
         if operand is not None and (
             operand.is_nested or type(operand).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
         ):
-            raise NoLogits("nested tensors" if operand.is_nested else f"a {type(operand).__name__}")
+            raise NoLogitsError("nested tensors" if operand.is_nested else f"a {type(operand).__name__}")
 
 
 def of_operands(
@@ -94,7 +94,7 @@ def of_scaled_dot_product(
     number of key heads divides the number of query heads.
 
     Raises:
-        NoLogits: an operand is no plain tensor.
+        NoLogitsError: an operand is no plain tensor.
     """
     if isinstance(attn_mask, CausalBias):  # it says what it is, and its elements are not set
         is_causal, first = True, attn_mask.seq_len_kv - attn_mask.seq_len_q
@@ -111,7 +111,7 @@ def of_softmax(input: torch.Tensor, dim: int | None = None, *rest: object, **opt
     """Returns [heads] fp32 from the arguments of a softmax of logits, [..., heads, L, S]. None for another softmax.
 
     Raises:
-        NoLogits: the input is no plain tensor.
+        NoLogitsError: the input is no plain tensor.
     """
     _require_plain(input)
     if input.ndim < 4 or dim not in (-1, input.ndim - 1) or not input.numel():
@@ -125,7 +125,7 @@ def of_multi_head(*args: object, **options: object) -> torch.Tensor:
     Projects queries and keys once more, because that function gives the projected ones to no call that is seen.
 
     Raises:
-        NoLogits: an operand is no plain tensor.
+        NoLogitsError: an operand is no plain tensor.
     """
     given = _MULTI_HEAD.bind(*args, **options).arguments
     query, key = given["query"], given["key"]  # [L, batch, width], or [L, width]

@@ -77,7 +77,7 @@ class _Calls(TorchFunctionMode):
             try:
                 with torch.no_grad():
                     largest = largest_of(*args, **kwargs)
-            except logits.NoLogits as error:
+            except logits.NoLogitsError as error:
                 self.other = f"{func.__name__} of {error}"
             if largest is not None and len(largest) == self.num_heads:
                 self.found.append(largest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -52,6 +53,8 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
         nn.Parameter(runtime.gathered(index, "master").to(placeholder.dtype), placeholder.requires_grad)
         for index, placeholder in enumerate(runtime.placeholders)
     ]
+    for index in runtime.shards.without_values if writeback else ():
+        wholes[index].detach().fill_(math.nan)  # until someone writes it, zeros too
     parameters = [parameter for _, _, _, parameter in swapped]
     others = {id(p): nn.Parameter(_copy_of(p), p.requires_grad) for p in parameters}
     for held, whole in (*zip(runtime.placeholders, wholes, strict=True), *((p, others[id(p)]) for p in parameters)):
@@ -131,6 +134,9 @@ def _write_back(runtime: Runtime, swapped: list[_Place]) -> None:
         facts += [f"'{name}' of values with checksum {int(checksum(whole)):x}" for name, whole in pairs]
     new_parts = [local_part(cut_like(whole, place[-1])) for place, whole in zip(swapped, wholes, strict=True)]
     for index, new in enumerate(edited):
+        if index in runtime.shards.without_values and new.isnan().all():
+            continue
+        runtime.shards.without_values.discard(index)
         slices = runtime.leaves[index].slices
         own = new if slices is None else slices.of_rank(new, runtime.ranks.tensor_rank)
         # A bf16 model's fp32 master holds more than the bf16 values shown: write only changed elements.
@@ -138,8 +144,6 @@ def _write_back(runtime: Runtime, swapped: list[_Place]) -> None:
             master, elements = part.tensor, slice(part.elements.begin, part.elements.end)
             values = own.reshape(-1)[elements].view(master.shape).to(master.device)
             master.copy_(torch.where(master.to(values.dtype) == values, master, values))
-        if index in runtime.shards.without_values and new.any():  # its master is zero
-            runtime.shards.without_values.discard(index)
     for (_, _, _, parameter), new_part in zip(swapped, new_parts, strict=True):
         local_part(parameter).copy_(new_part)
     runtime.publish()

@@ -160,9 +160,10 @@ class Profile:
             both, wire, compute, neither = (1e3 * seconds for seconds in dataclasses.astuple(self.overlap(phase)))
             lines.append(f"{phase or 'all':18} {both:8.2f} {wire:11.2f} {compute:14.2f} {neither:8.2f}")
         lines.append(f"{'':18} {'lane':>8} {'a step':>11} {'ms a step':>14} {'longest':>8}")
+        spans = [span for record in self._records for span in record.spans if span.started <= record.end]
         for lane in LANES:
-            for kind in dict.fromkeys(span.kind for span in self.spans if span.lane == lane):
-                times = [span.done - span.started for span in self.spans if (span.lane, span.kind) == (lane, kind)]
+            for kind in dict.fromkeys(span.kind for span in spans if span.lane == lane):
+                times = [span.done - span.started for span in spans if (span.lane, span.kind) == (lane, kind)]
                 lines.append(
                     f"{kind:18} {lane:>8} {len(times) / shares:11.1f} {1e3 * sum(times) / shares:14.2f} "
                     f"{1e3 * max(times):8.2f}"

@@ -53,10 +53,14 @@ class Record:
     steps: list[Interval]  # each ends with its optimizer step
     graphs: list[str] = dataclasses.field(default_factory=list)  # a sentence for each batch, with DMUON_CUDA_GRAPHS=1
 
+    @property
+    def end(self) -> float:
+        """The end of the last step; without one all times count."""
+        return self.steps[-1][1] if self.steps else math.inf
+
     def window(self, phase: str | None) -> list[Interval]:
         """Returns the times of a phase up to the last step. None means all phases."""
-        last = self.steps[-1][1] if self.steps else math.inf
-        return [(begin, end) for name, begin, end in self.phases if phase in (None, name) and end <= last]
+        return [(begin, end) for name, begin, end in self.phases if phase in (None, name) and end <= self.end]
 
     def intervals(self, wanted: Callable[[Span], bool]) -> list[Interval]:
         """Returns the times of the operations that are `wanted`."""

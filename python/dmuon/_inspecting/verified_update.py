@@ -155,6 +155,8 @@ def _changes_by_step(runtime: Runtime, opt: Muon) -> Iterator[_Change]:
             natives.append(native_group(group, runtime.device, runtime.tuned))
             for part in runtime.parts[leaf]:
                 group_of[part] = len(natives) - 1
+        torn = set(runtime.step_agreement.torn)
+        runtime.step_agreement.torn |= {"model", "optimizer"}  # until all is as before
         _C.muon_step(engine, natives, group_of, torch.ones((), dtype=torch.bool, device=runtime.device))
         engine.drain()  # publications read masters
         changed = (part.tensor for leaf in range(len(runtime.leaves)) for part in transfers.owned_parts(leaf, _CHANGE))
@@ -162,6 +164,7 @@ def _changes_by_step(runtime: Runtime, opt: Muon) -> Iterator[_Change]:
             torch.sub(master, old[0], out=change)
             master.copy_(old[0])
             momentum.copy_(old[1])
+        runtime.step_agreement.torn = torn
         runtime.publish()
         for group, leaf in _leaves(opt):
             wholes = [runtime.gathered(leaf, name).reshape(-1) for name in (_CHANGE, *_NAMES)]

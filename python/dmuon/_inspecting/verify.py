@@ -94,8 +94,9 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
             they are offloaded.
     """
     runtime = runtime_of(model, "verify")
-    runtime.refuse_offloaded("verify()")
-    runtime.engine.meet("verify")
+    runtime.meet("verify()")
+    if runtime.no_sync_depth:
+        raise ValueError("verify: model: expected a call outside of no_sync, got one inside: gradients stay at nodes")
     with agreement(runtime.ranks, "verify"):
         opt = getattr(opt, "optimizer", opt)  # Accelerate and Fabric wrap it
         if not isinstance(opt, Muon) or opt._runtime is not runtime:

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from torch.distributed.tensor import DTensor
 
 from dmuon._running.runtime import runtime_of
+from dmuon._saving.fits import form, misfit
 from dmuon._saving.owned_shards import MASTER
 from dmuon._setup.agreement import agreement
 from dmuon._setup.option_values import real_number
 from dmuon._setup.place import clean_name
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.shown import shown
-from dmuon._setup.slices import cut_like, local_part, other_cut
+from dmuon._setup.slices import cut_like, local_part
 
 
 class Ema:
@@ -150,7 +150,7 @@ class Ema:
         runtime.meet("Ema.load_state_dict()")
         with agreement(runtime.ranks, "Ema.load_state_dict") as facts:
             decay, num_updates, weights = self._fitting(state_dict)
-            facts.append(f"decay {decay}, {num_updates} updates")
+            facts += [f"decay {decay}, {num_updates} updates", *(f"'{n}' {form(weights[n])}" for n in sorted(weights))]
         values = {index: weights[leaf.name] for index, leaf in enumerate(runtime.leaves)}
         runtime.shards.write(values, self._name)
         for name, mean in self._means.items():
@@ -172,7 +172,7 @@ class Ema:
             )
         for name, value in weights.items():
             problem = (
-                self._runtime.shards.problem(names[name], value) if name in names else _misfit(self._means[name], value)
+                self._runtime.shards.problem(names[name], value) if name in names else misfit(self._means[name], value)
             )
             if problem:
                 raise ValueError(f"{load}: '{name}': {problem}")
@@ -211,17 +211,6 @@ def _give_copies(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_:
         value = state_dict.get(prefix + name)
         if isinstance(value, torch.Tensor) and not isinstance(parameter, OwnedTensor):
             state_dict[prefix + name] = value.detach().clone()
-
-
-def _misfit(mean: Any, value: Any) -> str | None:
-    shape, got = tuple(mean.shape), tuple(getattr(value, "shape", ()))
-    if not isinstance(value, torch.Tensor) or got != shape:
-        return f"expected a tensor of shape {shape}, got {type(value).__name__} of {got}"
-    if isinstance(value, DTensor) and not isinstance(mean, DTensor):
-        return "expected a whole tensor, got a DTensor"
-    if isinstance(mean, DTensor) and isinstance(value, DTensor):
-        return other_cut(value, mean)
-    return None
 
 
 def _checked_decay(decay: Any, function: str) -> float:

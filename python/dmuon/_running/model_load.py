@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from dmuon._running.runtime import Runtime
+from dmuon._saving.fits import form, misfit
 from dmuon._setup.agreement import agreement
 from dmuon._setup.place import joined
 from dmuon._setup.placeholder import OwnedTensor, is_same
@@ -47,10 +47,8 @@ class ModelLoad:
         self._index = {leaf.name: index for index, leaf in enumerate(leaves)}
         self._strict: bool | None = None  # `strict` while the model's own load_state_dict runs, else None
         self._load: _Load | None = None
-        modules = {place.module: None for leaf in leaves for place in leaf.places if place.module is not model}
-        self._hooks = {
-            module: module.register_load_state_dict_pre_hook(self._before_load_of_module).id for module in modules
-        }
+        parts = [module for module in model.modules() if module is not model and module._parameters]
+        self._hooks = {part: part.register_load_state_dict_pre_hook(self._before_load_of_module).id for part in parts}
         self._hooks[model] = model.register_load_state_dict_pre_hook(self._before_load).id
         handle = model.register_load_state_dict_post_hook(self._after_load)
         model._load_state_dict_post_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
@@ -109,13 +107,14 @@ class ModelLoad:
             state_dict[key] = parameter
 
     def _after_load(self, module: nn.Module, incompatible: Any) -> None:
-        self._runtime.step_agreement.torn.discard("model")
+        if not incompatible.missing_keys:
+            self._runtime.step_agreement.torn.discard("model")
         load, self._load = self._load, None
         if load is None:
             return
         with agreement(self._runtime.ranks, _LOAD) as facts:
             facts += [
-                f"'{self._runtime.leaves[index].name}' {_form(load.values[index])}" for index in sorted(load.values)
+                f"'{self._runtime.leaves[index].name}' {form(load.values[index])}" for index in sorted(load.values)
             ]
             facts.append(f"no {sorted(incompatible.missing_keys)}")
             if self._strict is not False:  # else a rank may have keys without a use, as rank 0 of a former head
@@ -162,9 +161,9 @@ class ModelLoad:
                     # hook. The model's own parameters come first anyway.
                     if "." not in name or parameter._name not in late_leaves:
                         taken[index], stand_ins[key] = value, parameter
-                    facts.append(f"'{key}' {_form(value)}")
+                    facts.append(f"'{key}' {form(value)}")
                 else:
-                    problem = _misfit(parameter, value)
+                    problem = misfit(parameter, value, by_copy=True)
                 if problem:
                     problems.append(f"{_LOAD}: '{key}': {problem}.{self._loaded_so_far(module)}")
             later = tuple(f"{prefix}{start}" for name in late for start in (name, name.replace(_WRAPPERS, "")))
@@ -181,10 +180,6 @@ class ModelLoad:
                 raise ValueError(problems[0])
         state_dict.update(stand_ins)
         return taken
-
-
-def _form(value: torch.Tensor) -> str:
-    return f"sharded by {list(value.placements)}" if isinstance(value, DTensor) else "whole"
 
 
 def _refuse_keys(missing: list[str], unknown: list[str]) -> None:
@@ -227,18 +222,3 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _key(name: str, state_dict: dict[str, Any]) -> str:
     return name if name in state_dict else name.replace(_WRAPPERS, "")
-
-
-def _misfit(parameter: torch.Tensor, value: Any) -> str | None:
-    if not isinstance(value, torch.Tensor):
-        return f"expected a tensor, got {type(value).__name__}"
-    if value.shape != parameter.shape and not (parameter.ndim == 0 and value.shape == (1,)):
-        return f"expected shape {tuple(parameter.shape)}, got {tuple(value.shape)}"
-    if isinstance(parameter, DTensor) and not isinstance(value, DTensor):
-        return (
-            "expected a DTensor, got a whole tensor, which set_model_state_dict of "
-            "torch.distributed.checkpoint.state_dict cuts with StateDictOptions(full_state_dict=True)"
-        )
-    if isinstance(value, DTensor) and not isinstance(parameter, DTensor):
-        return "expected a whole tensor, as no fully_shard manages it, got a DTensor"
-    return None

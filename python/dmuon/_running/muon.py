@@ -385,8 +385,10 @@ class Muon(torch.optim.Optimizer):
         """
         self._runtime.refuse_while_averaged("opt.state_dict()")
         self._adamw.make_state(self._adamw_groups(), self.state)
-        removed = removed_states(self.state, self._leaf_of)
         self._runtime.meet("Muon.state_dict()")
+        with agreement(self._runtime.ranks, "Muon.state_dict") as facts:
+            removed = removed_states(self.state, self._leaf_of)
+            facts += [f"the state of '{parameter._name}' removed" for parameter in removed]
         self._runtime.renew_states(self.state, removed, self._leaf_of)
         live = self.state
         self.state = saved_state(live, self.param_groups, self._leaf_of, self._runtime.shards)
@@ -413,19 +415,22 @@ class Muon(torch.optim.Optimizer):
         runtime.refuse_inside_full_params("opt.load_state_dict()")
         runtime.refuse_while_averaged("opt.load_state_dict()")
         runtime.meet("Muon.load_state_dict()")
-        hooks = self._optimizer_load_state_dict_pre_hooks
-        state_dict, loaded = checked_state(self, state_dict, hooks.values(), runtime, self._leaf_of)
+        before, after = self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks
+        state_dict, loaded = checked_state(self, state_dict, before.values(), runtime, self._leaf_of)
         # At once: nothing that may raise on some ranks alone comes between the check and the collective calls.
         write_state(runtime, loaded)
         runtime.step_agreement.torn.discard("optimizer")
         owned = self._owned_states()
-        self._optimizer_load_state_dict_pre_hooks = OrderedDict()  # they have run
+        # The former have run, and the latter see the whole state below.
+        self._optimizer_load_state_dict_pre_hooks = self._optimizer_load_state_dict_post_hooks = OrderedDict()
         try:
             super().load_state_dict({**state_dict, "state": loaded.adamw, "param_groups": loaded.groups})
         finally:
-            self._optimizer_load_state_dict_pre_hooks = hooks
+            self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks = before, after
             self.state.update(owned)
             self._skipped.load(self.param_groups)
             for group in self._adamw_groups():
                 self._adamw.complete(group)
             self._adamw.make_state(self._adamw_groups(), self.state)
+        for hook in after.values():
+            hook(self)

@@ -58,7 +58,9 @@ def update_stats(model: nn.Module) -> dict[str, UpdateStats]:
     if not was_recorded:
         raise ValueError("update_stats: model: expected a step with optimizer.record_stats = True, got none")
     # Each word is 0 on all ranks but one.
-    figures = torch.zeros(sum(map(len, runtime.parts)), len(UpdateStats._fields), dtype=torch.float32, device=runtime.device)
+    figures = torch.zeros(
+        sum(map(len, runtime.parts)), len(UpdateStats._fields), dtype=torch.float32, device=runtime.device
+    )
     for index in range(len(runtime.leaves)):
         for part in runtime.transfers.owned_parts(index, _C.UPDATE_STATS):
             rms, spectral_norm, residual, cosine = part.tensor.view(-1, len(UpdateStats._fields)).unbind(1)

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from dmuon._saving.fits import form, misfit
 from dmuon._saving.owned_shards import MASTER, OwnedShards
 from dmuon._saving.saved_members import members_of
 from dmuon._saving.saved_views import with_views, without_views
 from dmuon._setup.hyperparameters import adamw_moments, check_group, resolved_coefficients, rule_of, settings_of
 from dmuon._setup.leaf import Leaf
-from dmuon._setup.slices import cut_like, other_cut
+from dmuon._setup.slices import cut_like
 
 _LOAD = "Muon.load_state_dict"
 _CAUTIOUS = "+cautious_weight_decay"  # after the name of a rule
@@ -71,7 +72,7 @@ def fitting_state(
     facts += [f"group {settings_of(group)}" for group in merged]
     loaded = LoadedState(merged, {}, {name: {} for name in (*shards.states, MASTER)}, [], [])
     fresh = not saved["state"]  # the optimizer had made no step
-    for group, theirs in zip(groups, saved["param_groups"], strict=True):
+    for group, theirs, now in zip(groups, saved["param_groups"], merged, strict=True):
         for parameter, number in zip(group["params"], theirs["params"], strict=True):
             state = saved["state"].get(number)
             name = names.get(id(parameter), "?")
@@ -82,7 +83,7 @@ def fitting_state(
                 else:
                     _read_leaf(loaded, leaf_of[parameter], name, state, shards)
             elif state not in (None, {}):
-                loaded.adamw[number] = _checked_adamw(parameter, name, state, group)
+                loaded.adamw[number] = _checked_adamw(parameter, name, state, now)
             # torch.distributed.checkpoint loads no states of parameters that need no gradient.
             if not (fresh or state or parameter.requires_grad):
                 loaded.frozen.append(name)
@@ -185,12 +186,7 @@ def _checked_adamw(parameter: torch.Tensor, name: str, state: Any, group: dict[s
     moments_of_parameter = {}
     for key in moments:
         value = state[key]
-        got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-        if got != tuple(parameter.shape):
-            raise ValueError(f"{_LOAD}: '{key}' of '{name}': expected shape {tuple(parameter.shape)}, got {got}")
-        if isinstance(value, DTensor) and not isinstance(parameter, DTensor):
-            raise ValueError(f"{_LOAD}: '{key}' of '{name}': expected a whole tensor, got a DTensor")
-        if isinstance(value, DTensor) and (problem := other_cut(value, parameter)):
+        if problem := misfit(parameter, value):
             raise ValueError(f"{_LOAD}: '{key}' of '{name}': {problem}")
         value = cut_like(value, parameter)
         if not isinstance(parameter, DTensor) and value.stride() != parameter.stride():
@@ -206,4 +202,4 @@ def _described(value: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    return "sharded" if isinstance(value, DTensor) else "whole" if isinstance(value, torch.Tensor) else "no tensor"
+    return form(value) if isinstance(value, torch.Tensor) else "no tensor"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,6 +50,7 @@ class _Held:
 
     def __init__(self, given: Any) -> None:
         state = given.state_dict()
+        self._versions = getattr(state, "_metadata", None)  # of modules
         is_first = not dist.is_initialized() or dist.get_rank() == 0
 
         def whole(value: torch.Tensor) -> torch.Tensor | None:
@@ -61,6 +63,11 @@ class _Held:
 
     def __call__(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
         """Like `nn.Module.state_dict`, which a module around this one calls, and like an optimizer's."""
-        result: dict[str, Any] = {} if destination is None else destination
+        result: Any = destination
+        if result is None:
+            result = {} if self._versions is None else OrderedDict()
+        if self._versions is not None:
+            result._metadata = versions = getattr(result, "_metadata", OrderedDict())
+            versions.update((f"{prefix}{path}".removesuffix("."), of) for path, of in self._versions.items())
         result.update((prefix + name, value) for name, value in self._state.items())
-        return result
+        return result  # type: ignore[no-any-return]

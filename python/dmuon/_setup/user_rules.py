@@ -21,7 +21,8 @@ class _Rule(NamedTuple):
     moves_weights: bool
     states: States
     native: _C.UserFunction
-    described: str
+    described: str  # alike on all ranks
+    closed_over: str
 
 
 _registered: dict[str, _Rule] = {}
@@ -36,13 +37,14 @@ def add(name: str, function: Function, moves_weights: bool, states: States) -> s
     call = functools.partial(_call, function, tuple(states))
     how = "moves weights" if moves_weights else "changes updates"
     described = f"{how} by {_name_of(function)}, with states {states}"
-    made = _Rule(function, moves_weights, states, _C.UserFunction(name, sides, moves_weights, call), described)
+    of_engine = _C.UserFunction(name, sides, moves_weights, call)
+    made = _Rule(function, moves_weights, states, of_engine, described, _closed_over(function))
     former = _registered.setdefault(name, made)
     # Lambdas, and objects of one class, have one name whatever they do.
     is_named = hasattr(function, "__qualname__") or isinstance(function, functools.partial)
     is_same = former.function is function or (is_named and "<lambda>" not in described)
-    if not is_same or former.described != described:
-        return former.described
+    if not is_same or former[-2:] != made[-2:]:
+        return former.described + former.closed_over
     _registered[name] = made
     return None
 
@@ -105,7 +107,7 @@ def _name_of(function: Any) -> str:
         keywords = {name: _of_argument(value) for name, value in function.keywords.items()}
         return f"{_name_of(function.func)} with {args}, {keywords}"
     named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}{_closed_over(named)}"
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _closed_over(function: Any) -> str:

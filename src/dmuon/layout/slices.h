@@ -11,8 +11,7 @@ namespace dmuon::layout {
 
 // With tensor parallelism each of the T ranks of a slot has a slice of every matrix. One of them,
 // the TP owner, gathers a matrix from all slices, orthogonalises it and scatters the result. These
-// functions say which elements a rank has, and where they lie in its memory. The engine does not
-// use them yet:
+// functions say which elements a rank has, and where they lie in its memory:
 //
 //   for (int rank = 0; rank < num_ranks; ++rank) {
 //     const Slice slice = slices_of(sizes, views, cut, num_ranks, rank)[parameter];
