@@ -69,7 +69,6 @@ void Engine::finish_update() {
                 "which waits for the update that calls the rule. Expected: what its function is given");
   resolver_.finish_update();
   executor_.await_update();
-  if (offload_.is_out()) return;  // it counts what it has moved
   for (const std::string& name : std::exchange(removed_, {})) owned().remove(name);
 }
 
@@ -461,7 +460,7 @@ void Engine::step(std::shared_ptr<Update> update) {
 }
 
 void Engine::remove_owned(const std::string& name) {
-  if (resolver_.has_update() || offload_.is_out()) return removed_.push_back(name);
+  if (resolver_.has_update()) return removed_.push_back(name);
   owned().remove(name);
 }
 
