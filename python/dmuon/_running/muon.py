@@ -422,7 +422,8 @@ class Muon(torch.optim.Optimizer):
         runtime.step_agreement.torn.discard("optimizer")
         owned = self._owned_states()
         # The former have run, and the latter see the whole state below.
-        self._optimizer_load_state_dict_pre_hooks = self._optimizer_load_state_dict_post_hooks = OrderedDict()
+        self._optimizer_load_state_dict_pre_hooks = OrderedDict()
+        self._optimizer_load_state_dict_post_hooks = OrderedDict()
         try:
             super().load_state_dict({**state_dict, "state": loaded.adamw, "param_groups": loaded.groups})
         finally:

@@ -64,9 +64,10 @@ void Engine::set_placeholders(core::Vector<core::LeafIndex, at::Tensor> placehol
 }
 
 void Engine::finish_update() {
-  core::require(!wire::Lane::is_in_thread(),
-                "a rule of update has read or changed the state of the optimizer or of the model, "
-                "which waits for the update that calls the rule. Expected: what its function is given");
+  core::require(
+      !wire::Lane::is_in_thread(),
+      "a rule of update has read or changed the state of the optimizer or of the model, "
+      "which waits for the update that calls the rule. Expected: what its function is given");
   resolver_.finish_update();
   executor_.await_update();
   for (const std::string& name : std::exchange(removed_, {})) owned().remove(name);
