@@ -214,6 +214,20 @@ TEST(Predict, LanesOfCpusFillBothDirectionsOfALink) {
   EXPECT_NEAR(busy_ms(true, 2, 1e6) - busy_ms(true), 2 * 0.5e6 * 4 / 1e4, 0.01 * wire_ms);
 }
 
+// The update lane exchanges slices and orthogonalises one batch while it prepares the next one.
+TEST(Predict, WeightsOutsideOfMuonWaitForNoUpdate) {
+  const auto predicted = [](std::int64_t outside) {
+    Setting setting = small_setting({2, 1, 2}, 8, late());
+    for (plan::Parameter& parameter : setting.plan.inventory) parameter.tensor_parallel = true;
+    setting.plan.costs = plan::with_exchange(setting.plan.costs, setting.device, 2);
+    setting.training.outside_elements = outside;
+    return predict(setting, Contender::kDmuon);
+  };
+  const Prediction with = predicted(1);
+  EXPECT_NEAR(with.waits_ms[Phase::kForward][Cause::kOutside], 0, 1e-3);
+  EXPECT_NEAR(with.optimizer_ms, predicted(0).optimizer_ms, 1e-3);
+}
+
 // The output head follows the last unit.
 TEST(Predict, TheHeadRunsInTheLastUnit) {
   Setting setting = small_setting({1, 4});

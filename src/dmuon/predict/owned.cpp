@@ -17,7 +17,8 @@ using schedule::Kind;
 using schedule::Moment;
 using simulate::TrainingEvent;
 
-// The units of each slot's batches. The last batch is that of kOutside, if it has any.
+// The units of each slot's batches. kOutside has none: AdamW updates it, so that its weights wait
+// for nothing on the update lane.
 core::Vector<Slot, schedule::Batches> units_of_batches(const Setting& setting) {
   const core::Vector<core::ParameterIndex, UnitIndex> units =
       plan::units_of(setting.plan.inventory);
@@ -29,7 +30,6 @@ core::Vector<Slot, schedule::Batches> units_of_batches(const Setting& setting) {
       for (const core::ParameterIndex parameter : parameters)
         batch.emplace_back(units[parameter].value() + 1);
     }
-    if (setting.training.outside_elements > 0) batches.push_back({kOutside});
   }
   return all;
 }
