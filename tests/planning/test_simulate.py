@@ -39,6 +39,17 @@ def test_a_module_is_predicted_as_its_inventory():
     assert simulation.steps["dmuon"].busy_ms["compute"] == pytest.approx(compute_ms)
 
 
+def test_frozen_parameters_have_no_update():
+    tuned = model()
+    for name, parameter in tuned.named_parameters():
+        parameter.requires_grad_(name.startswith("blocks.3."))
+    assert dmuon.inventory(tuned)["training"] == {"outside_elements": 2 * 64, "outside_flops": 3 * 2 * 2 * 64 * 256}
+    found, whole = (dmuon.simulate(of, (1, 2), tokens=512).steps for of in (tuned, model()))
+    assert found["dmuon"].adamw_ms == pytest.approx(whole["dmuon"].adamw_ms * 2 * 64 / (1000 * 64 + 4 * 2 * 64))
+    assert found["AdamW"].memory_bytes < whole["AdamW"].memory_bytes / 3
+    assert found["dmuon"].busy_ms["compute"] == pytest.approx(whole["dmuon"].busy_ms["compute"])
+
+
 def test_a_named_model_has_its_own_sequence():
     simulation = dmuon.simulate("qwen2.5-7b", (1, 8), device="h100-sxm5-80gb")
     assert simulation.cluster.tokens == 4096 and simulation.ratio("AdamW") == 1
