@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <tuple>
+#include <vector>
 
 #include "dmuon/core/error.h"
 #include "dmuon/predict/owned.h"
@@ -120,6 +121,19 @@ TEST(Predict, MuonAgOrthogonalisesEverythingOnEveryRank) {
   const Prediction muon_ag = predict(setting, Contender::kMuonAg);
   const double all_ms = plan::milliseconds(small_setting({1, 1}).plan.makespan_ns());
   EXPECT_NEAR(muon_ag.update_ms, all_ms, 0.1 * all_ms);
+}
+
+// Two of eight matrices at once take longer than one after the other, three take less.
+TEST(Predict, MuonAgTakesTheCheapestBatchesAsAnOwnerDoes) {
+  Setting setting = small_setting({1, 1});
+  for (const std::vector<plan::BatchTime>& batches :
+       {std::vector<plan::BatchTime>{{1, 1'000'000}, {2, 3'000'000}},
+        {{1, 1'000'000}, {3, 2'000'000}}}) {
+    const plan::CostTable costs{"by hand", {{setting.plan.costs.shapes.front().shape, batches}}};
+    setting.plan = plan::make_plan(setting.plan.inventory, {1, 1}, "load_balance", costs);
+    EXPECT_NEAR(predict(setting, Contender::kMuonAg).update_ms,
+                predict(setting, Contender::kDmuon).update_ms, 1e-9);
+  }
 }
 
 // AdamW updates the parameters that Muon does not take, in all programs.

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "dmuon/balance/owner_time.h"
 #include "dmuon/plan/packed_units.h"
 
 namespace dmuon::predict {
@@ -175,14 +176,18 @@ BaselineDurations::BaselineDurations(const Setting& setting)
     us.sum = times_routed(plan, layout::Axis::kColumn) *
              rates.inter_us(std::vector(ranks, std::vector(nodes, part))).front();
   }
+  // All matrices of a shape in the cheapest batches, as an owner of all runs them. Costs include
+  // momentum and update.
+  const plan::ShapeGroups groups = plan::group_by_shape(plan.inventory);
+  core::PerShape<double> each_us;
+  for (const balance::CostedShape& shape :
+       plan::instance_of(groups, plan.costs, 1, plan.options.rule).shapes)
+    each_us.push_back(static_cast<double>(balance::OwnerTime(shape).of_all()) / 1e3 /
+                      shape.num_matrices);
   const auto unit_of = plan::units_of(plan.inventory);
-  for (const core::ParameterIndex parameter : plan.inventory.indices()) {
-    // In the largest batch that was measured; its cost includes momentum and update.
-    const std::vector<plan::BatchTime> batches =
-        plan::batch_times(plan.costs, plan.inventory[parameter].shape());
+  for (const core::ParameterIndex parameter : plan.inventory.indices())
     units_[UnitIndex(unit_of[parameter].value() + 1)].newton_schulz +=
-        static_cast<double>(batches.back().ns) / 1e3 / batches.back().size;
-  }
+        each_us[groups.shape_of[parameter]];
 }
 
 double BaselineDurations::work_us(core::Owner, const simulate::Issue& issue) {
