@@ -460,7 +460,6 @@ def test_bad_input_is_answered_in_one_line_that_names_it(complains, small):
         complains("--layout-slack: expected a number from 0 to 1", "plan", *model, f"--layout-slack={value}")
     complains("--model or --inventory", "plan", *model, "--inventory", small[1])
     complains("--model or --inventory", "plan", "--mesh", "8")
-    complains("--device or --costs", "plan", *small, "--device", "cpu")
 
 
 def test_bad_arguments_are_answered_in_one_line(complains, small):

@@ -149,8 +149,8 @@ def _add_task(parser: argparse.ArgumentParser, mesh_required: bool) -> None:
     add("--mesh", type=_mesh, required=mesh_required, help="nodes x GPUs a node, such as 2x8; or GPUs of one node")
     words = "GPUs of a node that every matrix is sharded over [%(default)s]"
     add("--tp", type=_whole(1), metavar="N", default=1, help=words)
-    add("--device", type=_one_of(devices), help=f"cost model: {', '.join(devices)} [{DEFAULT_DEVICE}]")
-    add("--costs", metavar="FILE", help="instead: a JSON file of measured costs")
+    add("--device", type=_one_of(devices), help=f"of training: {', '.join(devices)} [{DEFAULT_DEVICE}]")
+    add("--costs", metavar="FILE", help="a JSON file of measured costs, instead of the device's cost model")
     words = "units that travel at the same time [%(default)s]"
     add("--lookahead", type=_whole(0), metavar="N", default=_DEFAULTS.lookahead, help=words)
     words = "share of the makespan given up for a better spread over columns [%(default)g]"

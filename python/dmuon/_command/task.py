@@ -16,9 +16,6 @@ def read_task(arguments: argparse.Namespace, model: _plan.Model) -> Task:
     Raises:
         ValueError: the file of --costs cannot be read, or arguments exclude each other.
     """
-    # A prediction of a step asks a device for more than costs.
-    if arguments.device is not None and arguments.costs is not None and arguments.command != "simulate":
-        raise ValueError("expected --device or --costs, got both")
     mesh = _mesh_of(arguments.mesh, arguments.tp)
     if arguments.tp > 1 and arguments.rule != (rule := _plan.rule_names()[0]):
         raise ValueError(f"--rule: expected {rule} with --tp, which cuts matrices; got {arguments.rule}")
