@@ -201,6 +201,35 @@ TEST(Predict, BackwardsWaitForGradientsOutsideOfMuon) {
   }
 }
 
+// A network beside which all other work is short, and units of one matrix each.
+Setting one_matrix_a_unit(layout::Mesh mesh, int num_layers, const plan::PlanOptions& options) {
+  Setting setting = small_setting(mesh, num_layers, options);
+  plan::Inventory inventory;
+  for (const plan::Parameter& parameter : setting.plan.inventory)
+    if (parameter.name.ends_with("up")) inventory.push_back(parameter);
+  setting.plan = plan::make_plan(inventory, mesh, "round_robin", setting.plan.costs, options);
+  setting.network.gb_per_s = 0.01;
+  return setting;
+}
+
+// A column sends nothing of a unit that another column owns. Its next unit must not have the
+// adapter to itself.
+TEST(Predict, UnitsOfDifferentColumnsShareANodesAdapter) {
+  for (const bool on_cpu : {false, true}) {
+    plan::PlanOptions options;
+    options.on_cpu = on_cpu;
+    Setting setting = one_matrix_a_unit({2, 8}, 16, options);
+    setting.network.per_device = false;
+    // Each node owns half of the matrices. It sends gradients of the others, and its own weights.
+    const double wire_ms = 16e6 * 0.5 * (4 + 2) / 1e4;
+    const Prediction shared = predict(setting, Contender::kDmuon);
+    EXPECT_GE(shared.step_ms, wire_ms) << on_cpu;
+    EXPECT_LE(shared.step_ms, (on_cpu ? 1.05 : 2.05) * wire_ms);  // one direction after the other
+    setting.network.per_device = true;
+    EXPECT_LT(predict(setting, Contender::kDmuon).step_ms, 0.5 * wire_ms);
+  }
+}
+
 // Each unit's one matrix travels to one of two nodes. gloo's lanes begin the next unit's messages,
 // which take the other direction, while these travel.
 TEST(Predict, LanesOfCpusFillBothDirectionsOfALink) {
@@ -208,14 +237,7 @@ TEST(Predict, LanesOfCpusFillBothDirectionsOfALink) {
     plan::PlanOptions options;
     options.on_cpu = on_cpu;
     options.lookahead = lookahead;
-    Setting setting = small_setting({2, 1}, 4, options);
-    plan::Inventory inventory;
-    for (const plan::Parameter& parameter : setting.plan.inventory)
-      if (parameter.name.ends_with("up")) inventory.push_back(parameter);
-    const plan::CostTable costs =
-        plan::modelled_costs(plan::group_by_shape(inventory), setting.device);
-    setting.plan = plan::make_plan(inventory, {2, 1}, "round_robin", costs, options);
-    setting.network.gb_per_s = 0.01;  // beside which all other work is short
+    Setting setting = one_matrix_a_unit({2, 1}, 4, options);
     setting.training.outside_elements = static_cast<std::int64_t>(outside);
     return predict(setting, Contender::kDmuon).busy_ms[Lane::kInter];
   };

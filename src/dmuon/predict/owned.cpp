@@ -191,8 +191,10 @@ OwnedDurations::Shares OwnedDurations::shares_of(const schedule::UnitLayout& uni
   if (of_row > 0) shares.row = rates_.intra_us(row) / of_row;
   const Columns columns = columns_of(unit, element_size);
   shares.columns = rates_.inter_us(columns);
+  shares.idle_us.resize(columns.size());
   for (std::size_t i = 0; i < columns.size(); ++i) {
     const double bytes = std::accumulate(columns[i].begin(), columns[i].end(), 0.0) * senders();
+    if (bytes == 0 && !setting_.network.per_device) shares.idle_us[i] = shares.columns[i];
     shares.columns[i] = bytes > 0 ? shares.columns[i] / bytes : 0;
   }
   return shares;
@@ -238,10 +240,11 @@ void OwnedDurations::fill_directions(int schedule::UnitLayout::*element_size,
   const std::vector<double> together_us = rates_.inter_us(together);
   for (const UnitIndex unit : shares->indices()) {
     for (std::size_t i = 0; unit != kOutside && i < num_columns; ++i) {
-      if (apart_us[i] <= 0) continue;
+      if (apart_us[i] <= 0 || us[unit][i] <= 0) continue;
       const double filled = (together_us[i] - latency_us[i]) / apart_us[i];
       const double bytes_us = (us[unit][i] - latency_us[i]) * filled;
-      (*shares)[unit].columns[i] *= (bytes_us + latency_us[i]) / us[unit][i];
+      for (double* of : {&(*shares)[unit].columns[i], &(*shares)[unit].idle_us[i]})
+        *of *= (bytes_us + latency_us[i]) / us[unit][i];
     }
   }
 }
@@ -264,12 +267,24 @@ double OwnedDurations::work_us(Owner rank, const simulate::Issue& issue) {
 double OwnedDurations::message_us(Owner rank, const simulate::Issue& issue,
                                   const schedule::Message& message) {
   if (issue.lane() == schedule::Lane::kSlices) return 0;  // is in the batch's cost
-  const bool publishes = schedule::is_publication(issue.operation.kind);
-  const Shares& shares = (publishes ? weights_ : gradients_)[issue.unit()];
+  const Shares& shares = shares_of(issue);
   const bool in_row = message.axis == layout::Axis::kRow;
-  const auto column = layout_.shard_of(layout_.slot_of(rank)).position();
   return times_sent(setting_.plan, issue) * static_cast<double>(message.bytes) *
-         (in_row ? shares.row : shares.columns[column]);
+         (in_row ? shares.row : shares.columns[column_of(rank)]);
+}
+
+// Otherwise the column's next unit would have the adapter to itself.
+double OwnedDurations::idle_us(Owner rank, const simulate::Issue& issue) {
+  if (issue.lane() != schedule::Lane::kInter) return 0;
+  return times_sent(setting_.plan, issue) * shares_of(issue).idle_us[column_of(rank)];
+}
+
+const OwnedDurations::Shares& OwnedDurations::shares_of(const simulate::Issue& issue) const {
+  return (schedule::is_publication(issue.operation.kind) ? weights_ : gradients_)[issue.unit()];
+}
+
+std::size_t OwnedDurations::column_of(Owner rank) const {
+  return layout_.shard_of(layout_.slot_of(rank)).position();
 }
 
 }  // namespace dmuon::predict
