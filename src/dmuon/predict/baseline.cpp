@@ -167,14 +167,14 @@ BaselineDurations::BaselineDurations(const Setting& setting)
     OfUnit& us = units_.emplace_back();
     us.forward = forward[unit];
     const double shard = elements[unit] / (mesh.num_shards * mesh.tensor_parallel);
-    us.gather = rates.intra_us(std::vector(ranks, shard * plan.options.weight_bytes));
+    us.gather = rates.intra_us(std::vector(ranks, shard * plan.options.weight_bytes), true);
     us.scatter = times_routed(plan, layout::Axis::kRow) *
-                 rates.intra_us(std::vector(ranks, shard * plan.options.gradient_bytes));
+                 rates.intra_us(std::vector(ranks, shard * plan.options.gradient_bytes), false);
     // An all-reduce: each node sums a part, and sends it to the others.
     const int sharing = setting.network.per_device ? 1 : mesh.tensor_parallel;
     const double part = shard * sharing * plan.options.gradient_bytes / mesh.num_replicates;
     us.sum = times_routed(plan, layout::Axis::kColumn) *
-             rates.inter_us(std::vector(ranks, std::vector(nodes, part))).front();
+             rates.inter_us(std::vector(ranks, std::vector(nodes, part)), false).front();
   }
   // All matrices of a shape in the cheapest batches, as an owner of all runs them. Costs include
   // momentum and update.

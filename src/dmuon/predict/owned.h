@@ -58,12 +58,11 @@ class OwnedDurations : public simulate::Durations {
   };
   using Columns = std::vector<std::vector<double>>;  // [columns][replicates] bytes
   const Shares& shares_of(const simulate::Issue& issue) const;
-  Shares shares_of(const schedule::UnitLayout& unit, int element_size) const;
+  Shares shares_of(const schedule::UnitLayout& unit, bool publishes) const;
   std::size_t column_of(core::Owner rank) const;
   int senders() const;  // that a slot has, each with an equal part of an owner's bytes
-  Columns columns_of(const schedule::UnitLayout& unit, int element_size) const;
-  void fill_directions(int schedule::UnitLayout::*element_size,
-                       core::Vector<core::UnitIndex, Shares>* shares) const;
+  Columns columns_of(const schedule::UnitLayout& unit, bool publishes) const;
+  void fill_directions(bool publishes);
 
   const Setting& setting_;
   const schedule::Layout& layout_;
