@@ -90,6 +90,13 @@ def given_beside(arguments: argparse.Namespace, command: list[str]) -> list[str]
     return [f"--{name.replace('_', '-')}" for name, value in vars(arguments).items() if value != without[name]]
 
 
+def require_alone(arguments: argparse.Namespace, option: str) -> None:
+    """Raises ValueError if more than --json stands beside an option that has an answer of its own."""
+    if given := {*given_beside(arguments, [arguments.command, option])} - {"--json"}:
+        expected = f"{arguments.command}: {option}: expected at most --json beside it"
+        raise ValueError(f"{expected}; got {', '.join(sorted(given))}")
+
+
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     _add_task(parser, mesh_required=True)
     add = parser.add_argument

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from dmuon import _plan
 from dmuon._command.answers import write_file
-from dmuon._command.arguments import given_beside
+from dmuon._command.arguments import require_alone
 from dmuon._command.paper import simulate_paper
 from dmuon._command.task import read_model, read_task, title_of
 from dmuon._planning import pictures
@@ -26,7 +26,8 @@ _PATIENCE_S = 2.0  # of somebody who sees nothing
 def simulate(arguments: argparse.Namespace) -> str:
     """Returns the predicted step on one mesh, or on several, as a table or as JSON. Draws it if asked to."""
     if arguments.paper:
-        return simulate_paper(_alone(arguments))
+        require_alone(arguments, "--paper")
+        return simulate_paper(arguments.json)
     _check(arguments)
     with _progress() as note:
         simulations = simulate_meshes(arguments, note)
@@ -49,14 +50,6 @@ def simulate_meshes(arguments: argparse.Namespace, note: Callable[[str], None]) 
     """Returns the prediction on --mesh, or on each of --meshes. Gives `note` a text before each part of the work."""
     model = read_model(arguments)
     return [_simulate_on(arguments, model, mesh, note) for mesh in arguments.meshes or [arguments.mesh]]
-
-
-def _alone(arguments: argparse.Namespace) -> bool:
-    """Returns whether JSON is asked for. No other option goes with --paper."""
-    if given := {*given_beside(arguments, ["simulate", "--paper"])} - {"--json"}:
-        raise ValueError(f"simulate: --paper: expected at most --json beside it; got {', '.join(sorted(given))}")
-    json_asked: bool = arguments.json
-    return json_asked
 
 
 def _check(arguments: argparse.Namespace) -> None:

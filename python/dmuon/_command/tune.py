@@ -7,6 +7,7 @@ import json
 import logging
 from typing import Any
 
+from dmuon._command.arguments import require_alone
 from dmuon._command.task import read_model
 from dmuon._planning.cache import cache_folder
 
@@ -23,6 +24,7 @@ def tune(arguments: argparse.Namespace) -> str:
         names = "--shapes, --inventory, --model or --show"
         raise ValueError(f"tune: expected one of {names}; got {' and '.join(given) or 'none'}")
     if arguments.show:
+        require_alone(arguments, "--show")
         return _shown(arguments.json)
     shapes = arguments.shapes or [sizes for item in read_model(arguments).inventory for sizes in item.sizes_of_costs()]
     import torch
