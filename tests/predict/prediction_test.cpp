@@ -123,6 +123,28 @@ TEST(Predict, MuonAgOrthogonalisesEverythingOnEveryRank) {
   EXPECT_NEAR(muon_ag.update_ms, all_ms, 0.1 * all_ms);
 }
 
+// One unit's travel while another's are orthogonalised, in the room of two units' weights.
+TEST(Predict, MuonAgGathersTheDirectionsOfTwoUnitsAtMost) {
+  for (const bool on_cpu : {false, true}) {
+    plan::PlanOptions options;
+    options.on_cpu = on_cpu;
+    const Prediction muon_ag = predict(small_setting({1, 4}, 6, options), Contender::kMuonAg);
+    std::vector<double> gathered_ms(7);
+    std::vector<double> updated_ms(7);
+    for (const Span& span : muon_ag.spans) {
+      if (span.start_ms < muon_ag.begins_ms[Phase::kStep]) continue;
+      if (span.kind == "publish intra")
+        gathered_ms[static_cast<std::size_t>(span.unit)] = span.start_ms;
+      if (span.kind == "orthogonalise")
+        updated_ms[static_cast<std::size_t>(span.batch) + 1] = span.end_ms;
+    }
+    for (std::size_t unit = 3; unit < gathered_ms.size(); ++unit)
+      EXPECT_GE(gathered_ms[unit], updated_ms[unit - 2]) << unit;
+    EXPECT_LT(gathered_ms[2], updated_ms[1]);
+    EXPECT_GT(updated_ms[6], updated_ms[5]);
+  }
+}
+
 // Two of eight matrices at once take longer than one after the other, three take less.
 TEST(Predict, MuonAgTakesTheCheapestBatchesAsAnOwnerDoes) {
   Setting setting = small_setting({1, 1});

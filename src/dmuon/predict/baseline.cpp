@@ -62,8 +62,9 @@ class Writer {
   void step(Baseline optimizer) {
     begin_event();
     if (optimizer == Baseline::kAdamW) return;
-    for (int unit = 1; unit < num_units_; ++unit) publish(unit);
+    gather_directions(1);
     for (int unit = 1; unit < num_units_; ++unit) {
+      if (unit + 1 < num_units_) gather_directions(unit + 1);
       schedule::Operation update{.kind = Kind::kOrthogonalise, .subject = BatchIndex(unit - 1)};
       if (shards_) update.after = {{Kind::kPublishIntra, UnitIndex(unit)}};
       add(std::move(update));
@@ -82,6 +83,13 @@ class Writer {
     if (!shards_) return;
     add({.kind = Kind::kPublishIntra, .subject = UnitIndex(unit)});
     if (blocks_) await(unit);
+  }
+  // When those of the unit before the last one have gone, which gives them room.
+  void gather_directions(int unit) {
+    if (!shards_) return;
+    schedule::Operation gather{.kind = Kind::kPublishIntra, .subject = UnitIndex(unit)};
+    if (unit > 2) gather.after = {{Kind::kOrthogonalise, BatchIndex(unit - 3)}};
+    add(std::move(gather));
   }
   void finish_route(int unit) {
     add({.kind = Kind::kFinishRouteInter,

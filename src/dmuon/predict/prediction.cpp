@@ -62,7 +62,8 @@ double owned_memory(const Setting& setting, double outside) {
   return most + kAdamwState * outside / num_sharing(plan) + weights;
 }
 
-// Likewise under FSDP2, of which two units' weights and one's gradients are whole at the peak.
+// Likewise under FSDP2, of which two units' weights and one's gradients are whole at the peak. The
+// directions of two units, which Muon-AG gathers in its step, take less.
 // DistributedDataParallel's messages are copies of all gradients, which it keeps.
 double baseline_memory(const Setting& setting, const core::Vector<UnitIndex, double>& elements,
                        bool muon) {
