@@ -17,6 +17,7 @@ from dmuon._command.paper import simulate_paper
 from dmuon._command.task import read_model, read_task, title_of
 from dmuon._planning import pictures
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
+from dmuon._planning.task import require_size
 from dmuon._simulating.pictures import draw_sweep
 from dmuon._simulating.simulation import DEFAULT_TOKENS, MOST_DEVICES, Simulation, cluster_of, sweep_table
 
@@ -55,10 +56,8 @@ def simulate_meshes(arguments: argparse.Namespace, note: Callable[[str], None]) 
 def _check(arguments: argparse.Namespace) -> None:
     if (arguments.mesh is None) == (arguments.meshes is None):
         raise ValueError("simulate: expected --mesh or --meshes, one of them")
-    for nodes, devices in arguments.meshes or [arguments.mesh]:
-        if nodes * devices > MOST_DEVICES:
-            option = "--meshes" if arguments.meshes else "--mesh"
-            raise ValueError(f"{option}: expected at most {MOST_DEVICES} devices, got {nodes}x{devices}")
+    for mesh in arguments.meshes or [arguments.mesh]:
+        require_size(mesh, MOST_DEVICES, "--meshes" if arguments.meshes else "--mesh")
     if arguments.plot is not None:
         pictures.require_format(arguments.plot, "--plot")
     files = [os.path.realpath(file) for file in (arguments.plot, arguments.trace) if file is not None]
