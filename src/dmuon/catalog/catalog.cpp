@@ -83,6 +83,19 @@ void read_training(const JsonReader& reader, Training& training) {
 
 }  // namespace
 
+double token_flops(const Training& training, core::UnitIndex unit, double tokens) {
+  const double sequence =
+      training.sequence > 0 ? std::min<double>(training.sequence, tokens) : tokens;
+  return training.unit_flops[unit] + training.attention_flops[unit] * sequence;
+}
+
+double forward_flops(const Training& training, double tokens) {
+  double of_token = training.outside_flops;
+  for (const core::UnitIndex unit : training.unit_flops.indices())
+    of_token += token_flops(training, unit, tokens);
+  return of_token * tokens;
+}
+
 std::string_view text_of(std::string_view name) {
   for (const Embedded& file : embedded()) {
     if (file.name == name) return file.text;

@@ -94,13 +94,10 @@ core::Vector<core::UnitIndex, double> forward_us(const Setting& setting, const R
   const double tokens = setting.tokens;
   // The ranks of a slot share their tokens, and each computes a part of every token.
   const double in_slot = tokens * setting.plan.mesh.tensor_parallel;
-  const double sequence =
-      training.sequence > 0 ? std::min<double>(training.sequence, in_slot) : in_slot;
   core::Vector<core::UnitIndex, double> all{0.0};  // embeddings are looked up
   for (const auto& parameters : plan::group_by_unit(setting.plan.inventory)) {
     const core::UnitIndex unit(setting.plan.inventory[parameters.front()].unit);
-    const double flops = training.unit_flops[unit] + training.attention_flops[unit] * sequence;
-    all.push_back(rates.compute_us(flops * tokens));
+    all.push_back(rates.compute_us(catalog::token_flops(training, unit, in_slot) * tokens));
   }
   all.back() += rates.compute_us(training.outside_flops * tokens);  // the head
   return all;

@@ -11,6 +11,10 @@ namespace dmuon::predict {
 /// Durations of a device's own work and of messages, in microseconds.
 class Rates {
  public:
+  /// Of fused AdamW, an element: reads parameter, gradient and two moments; writes all but the
+  /// gradient.
+  static constexpr double kAdamwBytes = 28;
+
   explicit Rates(const Setting& setting);
 
   double compute_us(double flops) const { return flops / (training_tflops_ * 1e6); }
@@ -27,9 +31,6 @@ class Rates {
   std::vector<double> inter_us(const std::vector<std::vector<double>>& parts, bool publishes) const;
 
  private:
-  // Reads parameter, gradient and two moments; writes all but the gradient.
-  static constexpr double kAdamwBytes = 28;
-
   double busiest(const std::vector<double>& parts, bool publishes) const;
 
   double training_tflops_;
