@@ -58,14 +58,6 @@ def described(config: GPTConfig) -> _plan.Model:
     return _plan.model_from_json(json.dumps(inventory))
 
 
-def training_flops(config: GPTConfig, model: _plan.Model, num_tokens: int) -> float:
-    """FLOPs of a forward and a backward, as predictions count them."""
-    matrices = sum(item.num_matrices * item.rows * item.cols for item in model.inventory)
-    attention = 2 * config.width * config.sequence * config.num_layers
-    head: float = dmuon.inventory(GPT(config))["training"]["outside_flops"]
-    return 3 * num_tokens * (2 * matrices + attention + head)
-
-
 def compute_seconds(setting: Setting, batch: int) -> float:
     """A forward and a backward of the bare model, whose ranks meet at every block, as messages make them.
 
@@ -92,7 +84,7 @@ def adamw_bytes_per_second(setting: Setting, elements: int) -> float:
     weight = torch.nn.Parameter(torch.zeros(elements))
     weight.grad = torch.zeros(elements)
     optimizer = torch.optim.AdamW([weight], fused=True)
-    return 28 * elements / seconds(setting, lambda: optimizer.step(), _SHORT_REPEATS)
+    return _plan.ADAMW_BYTES * elements / seconds(setting, lambda: optimizer.step(), _SHORT_REPEATS)
 
 
 def gather_seconds(setting: Setting, group: dist.ProcessGroup, elements: int) -> float:
@@ -157,7 +149,7 @@ def measured_rates(
     assert mesh is not None
     device = _plan.device("cpu")
     num_tokens = batch * config.sequence
-    device.training_tflops = training_flops(config, model, num_tokens) / compute_seconds(setting, batch) / 1e12
+    device.training_tflops = 3 * model.forward_flops(num_tokens) / compute_seconds(setting, batch) / 1e12
     block = 12 * config.width**2
     blocks = block * config.num_layers
     row = mesh.get_group(mesh.ndim - 1)
@@ -213,7 +205,7 @@ def compare(setting: Setting, options: Any) -> dict[str, Any]:
     rows["dmuon, update"] = row_of(busy_ms["update"], 1e3 * stats["busy_update_s"], "ms")
     rows["dmuon, hidden"] = row_of(100 * predicted.hidden, 100 * profile.hidden(), "%")
     device = devices[1]
-    compute_s = training_flops(setting.config, model, num_tokens) / device.training_tflops / 1e12
+    compute_s = 3 * model.forward_flops(num_tokens) / device.training_tflops / 1e12
     alone_s = compute_s + predicted.adamw_ms / 1e3
     rows["dmuon, absorbed"] = row_of(
         absorbed_percent(predicted.step_ms / 1e3, alone_s, sum(busy_ms[lane] for lane in WORK) / 1e3),

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "dmuon/catalog/catalog.h"
 #include "tests/plan/message_of.h"
@@ -66,6 +68,29 @@ TEST(ModelFromJson, TakesUnitsApartThatLieBetweenOthers) {
         model_from_json(with_units(R"([{"name": "u", "unit": 1, "repeat": 2, "matrices": []}])"));
       }),
       "model.units: expected no repeat where unit is given; got 2");
+}
+
+// An entry without a number makes a unit of its own, whatever numbers others have.
+TEST(ModelFromJson, CountsUnitsOnFromTheLargestNumber) {
+  const auto units_of = [](const std::vector<std::string>& members) {
+    std::string units;
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      units += std::string(i > 0 ? "," : "") + "{\"name\": \"u" + std::to_string(i) + "\", " +
+               members[i] + R"("matrices": [{"name": "w", "rows": 2, "cols": 3}]})";
+    }
+    std::vector<int> found;
+    for (const plan::Parameter& parameter :
+         model_from_json(with_units("[" + units + "]")).inventory)
+      found.push_back(parameter.unit);
+    return found;
+  };
+  const std::string zero = R"("unit": 0, )";
+  EXPECT_EQ(units_of({R"("unit": 5, )", "", zero, ""}), (std::vector{5, 6, 0, 7}));
+  EXPECT_EQ(units_of({"", "", zero, ""}), (std::vector{0, 1, 0, 2}));
+  EXPECT_EQ(plan::message_of([&] {
+              units_of({R"("unit": 4194304, )", zero, ""});
+            }),
+            "model.units: expected at most 4194304 units; got 4194306");
 }
 
 TEST(ModelFromJson, NamesThePlaceOfWhatIsWrong) {

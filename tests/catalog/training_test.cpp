@@ -60,6 +60,18 @@ TEST(Training, CountsTokensActiveMatricesAndAttention) {
   EXPECT_EQ(of(width + "true").attention_flops, PerUnit{2 * 6});
 }
 
+// Fewer tokens than a sequence are one by themselves.
+TEST(Training, CountsTheFlopsOfAForward) {
+  const Training found = model_from_json(with_members(R"("repeat": 2, "attention_width": 6,
+      "matrices": [{"name": "w", "rows": 8, "cols": 4}])",
+                                                      R"({"sequence": 9, "outside_elements": 7,
+      "outside_flops": 1.5})"))
+                             .training;
+  EXPECT_EQ(token_flops(found, UnitIndex(1), 100), 2 * 32 + 2 * 6 * 9);
+  EXPECT_EQ(forward_flops(found, 100), 100 * (2 * (2 * 32 + 2 * 6 * 9) + 1.5));
+  EXPECT_EQ(forward_flops(found, 5), 5 * (2 * (2 * 32 + 2 * 6 * 5) + 1.5));
+}
+
 // Blocks of columns are parts of a matrix that is multiplied as a whole.
 TEST(Training, CountsWholeMatricesWhateverMuonTakesApart) {
   const Training found = model_from_json(with_members(R"("matrices": [

@@ -206,7 +206,7 @@ def test_variables_as_they_should_be_give_no_hint(monkeypatch):
 def test_what_was_tuned_here_is_counted_and_what_was_elsewhere_is_not(doctor, tmp_path):
     choice = ("cpu", "DIRECT", False, 0, "")
     rows = _C.resolve_coefficients("polar_express", 5)
-    setting = Setting(torch.device("cpu"), torch.float32, rows)
+    setting = Setting(torch.device("cpu"), _C.default_ns_dtype(torch.device("cpu")), rows)
     store(Result(1, 16, 16, *choice, 1, 0.1, *choice, 1, 0.1, 1.0), setting)
     (file,) = (tmp_path / "cache" / "tuned").iterdir()
     held = json.loads(file.read_text())
@@ -215,8 +215,21 @@ def test_what_was_tuned_here_is_counted_and_what_was_elsewhere_is_not(doctor, tm
     status, _, sections = doctor("tuned")
     facts = dict(sections["tuned"]["facts"])
     assert status == 0 and sections["tuned"]["hints"] == []
-    assert facts[held["key"]["device"]].startswith("1 shapes, float32, ")
+    dtype = held["key"]["ns_dtype"]
+    assert facts[held["key"]["device"]].startswith(f"1 shapes, {dtype}, 5 steps from (7.893, ")
     assert (facts["files of other machines or versions"], facts["unreadable files"]) == ("1", "1")
+
+
+@pytest.mark.parametrize("steps", [5, 7])
+def test_what_was_tuned_for_other_steps_or_dtypes_is_not_what_muon_runs_by_default(doctor, steps):
+    choice = ("cpu", "DIRECT", False, 0, "")
+    dtype = _C.default_ns_dtype(torch.device("cpu")) if steps != 5 else torch.float16
+    setting = Setting(torch.device("cpu"), dtype, _C.resolve_coefficients("polar_express", steps))
+    store(Result(1, 16, 16, *choice, 1, 0.1, *choice, 1, 0.1, 1.0), setting)
+    section = doctor("tuned")[2]["tuned"]
+    assert any("1 shapes" in text and f"{steps} steps" in text for _, text in section["facts"])
+    (hint,) = section["hints"]
+    assert "for Muon's defaults on" in hint[0]
 
 
 def test_a_file_that_cannot_be_written_is_said_before_the_work(capsys, monkeypatch):

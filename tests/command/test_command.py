@@ -253,10 +253,10 @@ def test_any_other_mesh_is_refused(complains, text):
         complains("--mesh: expected nodes x GPUs a node", command, "--model", "pi0", f"--mesh={text}")
 
 
-@pytest.mark.parametrize(("mesh", "tp", "owners"), [("1048576x8", "1", 1 << 23), ("4097x8", "2", 32776)])
-def test_a_mesh_beyond_what_is_planned_in_seconds_is_refused(complains, mesh, tp, owners):
-    error = complains("--mesh", "plan", "--model", "pi0", "--mesh", mesh, "--tp", tp, "--strategy", "rank0")
-    assert "expected at most 32768 owners (nodes x GPUs a node)" in error and f"got {owners}" in error
+@pytest.mark.parametrize(("mesh", "tp"), [("1048576x8", "1"), ("4097x8", "2")])
+def test_a_mesh_beyond_what_is_planned_in_seconds_is_refused(complains, mesh, tp):
+    words = f"--mesh: expected at most 32768 GPUs (nodes x GPUs a node), got {mesh}"
+    complains(words, "plan", "--model", "pi0", "--mesh", mesh, "--tp", tp, "--strategy", "rank0")
 
 
 def test_the_largest_mesh_is_planned(succeeds):
@@ -275,7 +275,7 @@ def test_groups_that_do_not_fit_into_a_node_ask_what_is_meant(complains):
     error = complains("--tp", "plan", "--model", "pi0", "--mesh", "2x8", "--tp", "3")
     assert "expected a divisor of the 8 GPUs of a node, got 3" in error
     assert "--mesh counts nodes x GPUs a node" in error
-    assert "did you mean 8 groups of 3 GPUs a node, which is --mesh 2x24?" in error
+    assert "did you mean 8 groups of 3 GPUs a node, a mesh of 2x24?" in error
     complains("--tp: expected a whole number from 1", "plan", "--model", "pi0", "--mesh", "8", "--tp", "0")
 
 
@@ -460,7 +460,6 @@ def test_bad_input_is_answered_in_one_line_that_names_it(complains, small):
         complains("--layout-slack: expected a number from 0 to 1", "plan", *model, f"--layout-slack={value}")
     complains("--model or --inventory", "plan", *model, "--inventory", small[1])
     complains("--model or --inventory", "plan", "--mesh", "8")
-    complains("--device or --costs", "plan", *small, "--device", "cpu")
 
 
 def test_bad_arguments_are_answered_in_one_line(complains, small):

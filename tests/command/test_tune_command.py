@@ -123,6 +123,10 @@ SHAPES = ["--shapes", "8x8"]
     [
         ([], "tune: expected one of --shapes, --inventory, --model or --show; got none"),
         ([*SHAPES, "--show"], "--show; got --shapes and --show"),
+        (
+            ["--show", "--json", "--dtype", "fp32", "--budget", "3"],
+            "tune: --show: expected at most --json beside it; got --budget, --dtype",
+        ),
         (["--shapes", "8by8"], "--shapes: expected shapes such as 1024x4096,64*128x512; got '8by8'"),
         (["--shapes", "0x8"], "got '0x8'"),
         (["--shapes", "8x8,"], "got '8x8,'"),

@@ -33,7 +33,7 @@ def steps(results, outside_elements):
     for rank, (issued, text, units) in enumerate(results):
         plan = _plan.Plan.from_json(text)
         batches = [f"batch {i}" for i in range(sum(owner == rank for owner, _ in plan.batches))]
-        named = {"unit": [OUTSIDE, *units], "batch": [*batches, OUTSIDE]}
+        named = {"unit": [OUTSIDE, *units], "batch": batches}
         yield [(lane, kind, named[what][i]) for lane, kind, what, i in _plan.issued(plan, model, rank)], issued
 
 

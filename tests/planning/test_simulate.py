@@ -39,6 +39,17 @@ def test_a_module_is_predicted_as_its_inventory():
     assert simulation.steps["dmuon"].busy_ms["compute"] == pytest.approx(compute_ms)
 
 
+def test_frozen_parameters_have_no_update():
+    tuned = model()
+    for name, parameter in tuned.named_parameters():
+        parameter.requires_grad_(name.startswith("blocks.3."))
+    assert dmuon.inventory(tuned)["training"] == {"outside_elements": 2 * 64, "outside_flops": 3 * 2 * 2 * 64 * 256}
+    found, whole = (dmuon.simulate(of, (1, 2), tokens=512).steps for of in (tuned, model()))
+    assert found["dmuon"].adamw_ms == pytest.approx(whole["dmuon"].adamw_ms * 2 * 64 / (1000 * 64 + 4 * 2 * 64))
+    assert found["AdamW"].memory_bytes < whole["AdamW"].memory_bytes / 3
+    assert found["dmuon"].busy_ms["compute"] == pytest.approx(whole["dmuon"].busy_ms["compute"])
+
+
 def test_a_named_model_has_its_own_sequence():
     simulation = dmuon.simulate("qwen2.5-7b", (1, 8), device="h100-sxm5-80gb")
     assert simulation.cluster.tokens == 4096 and simulation.ratio("AdamW") == 1
@@ -55,7 +66,8 @@ def test_a_named_model_has_its_own_sequence():
         ({"model": "gpt-5"}, "simulate: model: expected one of"),
         ({"model": 5}, "simulate: model: expected a module"),
         ({"mesh": (0, 8)}, "simulate: mesh: expected"),
-        ({"mesh": (2**10, 2**10)}, "simulate: mesh: expected at most"),
+        ({"mesh": (2**10, 2**10)}, "simulate: mesh: expected at most 2048 GPUs"),
+        ({"tensor_parallel": True}, "simulate: tensor_parallel: expected an int, at least 1, got True"),
         ({"device": "b300"}, "simulate: device: expected one of"),
         ({"network": "string"}, "simulate: network: expected None or one of"),
         ({"tokens": 0}, "simulate: tokens: expected"),
@@ -66,7 +78,7 @@ def test_a_named_model_has_its_own_sequence():
         ({"model": "pi0", "select": lambda *_: True}, "simulate: select: expected none"),
         ({"costs": "none.json"}, "simulate: costs: cannot read"),
         ({"tensor_parallel": 3}, "simulate: tensor_parallel: expected a divisor of the 4 GPUs of a node, got 3"),
-        ({"tensor_parallel": 2, "rule": "normuon"}, "simulate: rule: expected 'muon' under tensor .*, got 'normuon'"),
+        ({"tensor_parallel": 2, "rule": "normuon"}, "simulate: rule: expected muon under tensor .*; got normuon"),
         ({"rule": None}, "simulate: rule: expected the name of a rule, got None"),
         ({"lookahead": -1}, "simulate: lookahead: expected"),
         ({"node_copy": 1}, "simulate: node_copy: expected True or False, got 1"),

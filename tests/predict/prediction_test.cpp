@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <tuple>
+#include <vector>
 
 #include "dmuon/core/error.h"
 #include "dmuon/predict/owned.h"
@@ -122,6 +123,41 @@ TEST(Predict, MuonAgOrthogonalisesEverythingOnEveryRank) {
   EXPECT_NEAR(muon_ag.update_ms, all_ms, 0.1 * all_ms);
 }
 
+// One unit's travel while another's are orthogonalised, in the room of two units' weights.
+TEST(Predict, MuonAgGathersTheDirectionsOfTwoUnitsAtMost) {
+  for (const bool on_cpu : {false, true}) {
+    plan::PlanOptions options;
+    options.on_cpu = on_cpu;
+    const Prediction muon_ag = predict(small_setting({1, 4}, 6, options), Contender::kMuonAg);
+    std::vector<double> gathered_ms(7);
+    std::vector<double> updated_ms(7);
+    for (const Span& span : muon_ag.spans) {
+      if (span.start_ms < muon_ag.begins_ms[Phase::kStep]) continue;
+      if (span.kind == "publish intra")
+        gathered_ms[static_cast<std::size_t>(span.unit)] = span.start_ms;
+      if (span.kind == "orthogonalise")
+        updated_ms[static_cast<std::size_t>(span.batch) + 1] = span.end_ms;
+    }
+    for (std::size_t unit = 3; unit < gathered_ms.size(); ++unit)
+      EXPECT_GE(gathered_ms[unit], updated_ms[unit - 2]) << unit;
+    EXPECT_LT(gathered_ms[2], updated_ms[1]);
+    EXPECT_GT(updated_ms[6], updated_ms[5]);
+  }
+}
+
+// Two of eight matrices at once take longer than one after the other, three take less.
+TEST(Predict, MuonAgTakesTheCheapestBatchesAsAnOwnerDoes) {
+  Setting setting = small_setting({1, 1});
+  for (const std::vector<plan::BatchTime>& batches :
+       {std::vector<plan::BatchTime>{{1, 1'000'000}, {2, 3'000'000}},
+        {{1, 1'000'000}, {3, 2'000'000}}}) {
+    const plan::CostTable costs{"by hand", {{setting.plan.costs.shapes.front().shape, batches}}};
+    setting.plan = plan::make_plan(setting.plan.inventory, {1, 1}, "load_balance", costs);
+    EXPECT_NEAR(predict(setting, Contender::kMuonAg).update_ms,
+                predict(setting, Contender::kDmuon).update_ms, 1e-9);
+  }
+}
+
 // AdamW updates the parameters that Muon does not take, in all programs.
 TEST(Predict, ParametersOutsideOfMuonAreUpdatedByAdamW) {
   Setting setting = small_setting({1, 4});
@@ -187,6 +223,35 @@ TEST(Predict, BackwardsWaitForGradientsOutsideOfMuon) {
   }
 }
 
+// A network beside which all other work is short, and units of one matrix each.
+Setting one_matrix_a_unit(layout::Mesh mesh, int num_layers, const plan::PlanOptions& options) {
+  Setting setting = small_setting(mesh, num_layers, options);
+  plan::Inventory inventory;
+  for (const plan::Parameter& parameter : setting.plan.inventory)
+    if (parameter.name.ends_with("up")) inventory.push_back(parameter);
+  setting.plan = plan::make_plan(inventory, mesh, "round_robin", setting.plan.costs, options);
+  setting.network.gb_per_s = 0.01;
+  return setting;
+}
+
+// A column sends nothing of a unit that another column owns. Its next unit must not have the
+// adapter to itself.
+TEST(Predict, UnitsOfDifferentColumnsShareANodesAdapter) {
+  for (const bool on_cpu : {false, true}) {
+    plan::PlanOptions options;
+    options.on_cpu = on_cpu;
+    Setting setting = one_matrix_a_unit({2, 8}, 16, options);
+    setting.network.per_device = false;
+    // Each node owns half of the matrices. It sends gradients of the others, and its own weights.
+    const double wire_ms = 16e6 * 0.5 * (4 + 2) / 1e4;
+    const Prediction shared = predict(setting, Contender::kDmuon);
+    EXPECT_GE(shared.step_ms, wire_ms) << on_cpu;
+    EXPECT_LE(shared.step_ms, (on_cpu ? 1.05 : 2.05) * wire_ms);  // one direction after the other
+    setting.network.per_device = true;
+    EXPECT_LT(predict(setting, Contender::kDmuon).step_ms, 0.5 * wire_ms);
+  }
+}
+
 // Each unit's one matrix travels to one of two nodes. gloo's lanes begin the next unit's messages,
 // which take the other direction, while these travel.
 TEST(Predict, LanesOfCpusFillBothDirectionsOfALink) {
@@ -194,14 +259,7 @@ TEST(Predict, LanesOfCpusFillBothDirectionsOfALink) {
     plan::PlanOptions options;
     options.on_cpu = on_cpu;
     options.lookahead = lookahead;
-    Setting setting = small_setting({2, 1}, 4, options);
-    plan::Inventory inventory;
-    for (const plan::Parameter& parameter : setting.plan.inventory)
-      if (parameter.name.ends_with("up")) inventory.push_back(parameter);
-    const plan::CostTable costs =
-        plan::modelled_costs(plan::group_by_shape(inventory), setting.device);
-    setting.plan = plan::make_plan(inventory, {2, 1}, "round_robin", costs, options);
-    setting.network.gb_per_s = 0.01;  // beside which all other work is short
+    Setting setting = one_matrix_a_unit({2, 1}, 4, options);
     setting.training.outside_elements = static_cast<std::int64_t>(outside);
     return predict(setting, Contender::kDmuon).busy_ms[Lane::kInter];
   };
@@ -212,6 +270,20 @@ TEST(Predict, LanesOfCpusFillBothDirectionsOfALink) {
   EXPECT_GT(busy_ms(true, 0), 1.2 * busy_ms(true));
   // FSDP2's gradients go there and back, half of them in each direction, beside the engine's bytes.
   EXPECT_NEAR(busy_ms(true, 2, 1e6) - busy_ms(true), 2 * 0.5e6 * 4 / 1e4, 0.01 * wire_ms);
+}
+
+// The update lane exchanges slices and orthogonalises one batch while it prepares the next one.
+TEST(Predict, WeightsOutsideOfMuonWaitForNoUpdate) {
+  const auto predicted = [](std::int64_t outside) {
+    Setting setting = small_setting({2, 1, 2}, 8, late());
+    for (plan::Parameter& parameter : setting.plan.inventory) parameter.tensor_parallel = true;
+    setting.plan.costs = plan::with_exchange(setting.plan.costs, setting.device, 2);
+    setting.training.outside_elements = outside;
+    return predict(setting, Contender::kDmuon);
+  };
+  const Prediction with = predicted(1);
+  EXPECT_NEAR(with.waits_ms[Phase::kForward][Cause::kOutside], 0, 1e-3);
+  EXPECT_NEAR(with.optimizer_ms, predicted(0).optimizer_ms, 1e-3);
 }
 
 // The output head follows the last unit.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "dmuon/core/error.h"
+#include "dmuon/plan/wire_time.h"
 #include "dmuon/predict/prediction.h"
 #include "tests/predict/small_setting.h"
 
@@ -101,6 +102,21 @@ TEST(Rates, ParametersOutsideOfMuonTravelAsUnderFsdp2) {
     EXPECT_NEAR(with.busy_ms[Lane::kInter] - without.busy_ms[Lane::kInter], bytes / kBytesPerMs,
                 1e-4)
         << name_of(contender);
+  }
+}
+
+// On more than four CPU nodes owners send weights down a tree.
+TEST(Rates, OfCpuNodesAreThoseOfAPlansWireTime) {
+  plan::PlanOptions options;
+  options.on_cpu = true;
+  for (const int num_nodes : {2, 4, 5, 16}) {
+    Setting setting = small_setting({num_nodes, 1}, 1, options);
+    setting.network.gb_per_s = 0.001;  // beside which all other work is short
+    const plan::WireTime wire = plan::wire_time(setting.plan, 1e6);
+    const double expected_ms = wire.publish_ms + wire.route_ms;
+    EXPECT_NEAR(predict(setting, Contender::kDmuon).busy_ms[Lane::kInter], expected_ms,
+                0.01 * expected_ms)
+        << num_nodes;
   }
 }
 

@@ -90,6 +90,13 @@ def given_beside(arguments: argparse.Namespace, command: list[str]) -> list[str]
     return [f"--{name.replace('_', '-')}" for name, value in vars(arguments).items() if value != without[name]]
 
 
+def require_alone(arguments: argparse.Namespace, option: str) -> None:
+    """Raises ValueError if more than --json stands beside an option that has an answer of its own."""
+    if given := {*given_beside(arguments, [arguments.command, option])} - {"--json"}:
+        expected = f"{arguments.command}: {option}: expected at most --json beside it"
+        raise ValueError(f"{expected}; got {', '.join(sorted(given))}")
+
+
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     _add_task(parser, mesh_required=True)
     add = parser.add_argument
@@ -149,8 +156,8 @@ def _add_task(parser: argparse.ArgumentParser, mesh_required: bool) -> None:
     add("--mesh", type=_mesh, required=mesh_required, help="nodes x GPUs a node, such as 2x8; or GPUs of one node")
     words = "GPUs of a node that every matrix is sharded over [%(default)s]"
     add("--tp", type=_whole(1), metavar="N", default=1, help=words)
-    add("--device", type=_one_of(devices), help=f"cost model: {', '.join(devices)} [{DEFAULT_DEVICE}]")
-    add("--costs", metavar="FILE", help="instead: a JSON file of measured costs")
+    add("--device", type=_one_of(devices), help=f"of training: {', '.join(devices)} [{DEFAULT_DEVICE}]")
+    add("--costs", metavar="FILE", help="a JSON file of measured costs, instead of the device's cost model")
     words = "units that travel at the same time [%(default)s]"
     add("--lookahead", type=_whole(0), metavar="N", default=_DEFAULTS.lookahead, help=words)
     words = "share of the makespan given up for a better spread over columns [%(default)g]"

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 
 from dmuon import _plan
 from dmuon._command.answers import write_file
-from dmuon._command.arguments import given_beside
+from dmuon._command.arguments import require_alone
 from dmuon._command.paper import simulate_paper
 from dmuon._command.task import read_model, read_task, title_of
 from dmuon._planning import pictures
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
+from dmuon._planning.task import require_size
 from dmuon._simulating.pictures import draw_sweep
 from dmuon._simulating.simulation import DEFAULT_TOKENS, MOST_DEVICES, Simulation, cluster_of, sweep_table
 
@@ -26,7 +27,8 @@ _PATIENCE_S = 2.0  # of somebody who sees nothing
 def simulate(arguments: argparse.Namespace) -> str:
     """Returns the predicted step on one mesh, or on several, as a table or as JSON. Draws it if asked to."""
     if arguments.paper:
-        return simulate_paper(_alone(arguments))
+        require_alone(arguments, "--paper")
+        return simulate_paper(arguments.json)
     _check(arguments)
     with _progress() as note:
         simulations = simulate_meshes(arguments, note)
@@ -51,21 +53,11 @@ def simulate_meshes(arguments: argparse.Namespace, note: Callable[[str], None]) 
     return [_simulate_on(arguments, model, mesh, note) for mesh in arguments.meshes or [arguments.mesh]]
 
 
-def _alone(arguments: argparse.Namespace) -> bool:
-    """Returns whether JSON is asked for. No other option goes with --paper."""
-    if given := {*given_beside(arguments, ["simulate", "--paper"])} - {"--json"}:
-        raise ValueError(f"simulate: --paper: expected at most --json beside it; got {', '.join(sorted(given))}")
-    json_asked: bool = arguments.json
-    return json_asked
-
-
 def _check(arguments: argparse.Namespace) -> None:
     if (arguments.mesh is None) == (arguments.meshes is None):
         raise ValueError("simulate: expected --mesh or --meshes, one of them")
-    for nodes, devices in arguments.meshes or [arguments.mesh]:
-        if nodes * devices > MOST_DEVICES:
-            option = "--meshes" if arguments.meshes else "--mesh"
-            raise ValueError(f"{option}: expected at most {MOST_DEVICES} devices, got {nodes}x{devices}")
+    for mesh in arguments.meshes or [arguments.mesh]:
+        require_size(mesh, MOST_DEVICES, "--meshes" if arguments.meshes else "--mesh")
     if arguments.plot is not None:
         pictures.require_format(arguments.plot, "--plot")
     files = [os.path.realpath(file) for file in (arguments.plot, arguments.trace) if file is not None]

@@ -7,7 +7,9 @@ import functools
 
 from dmuon import _plan
 from dmuon._planning.owner_plan import MOST_OWNERS, from_file
-from dmuon._planning.task import Task, plan_options, task_of
+from dmuon._planning.task import Task, mesh_of, plan_options, task_of
+
+_OPTIONS = {"mesh": "--mesh", "tensor_parallel": "--tp", "rule": "--rule"}
 
 
 def read_task(arguments: argparse.Namespace, model: _plan.Model) -> Task:
@@ -16,12 +18,7 @@ def read_task(arguments: argparse.Namespace, model: _plan.Model) -> Task:
     Raises:
         ValueError: the file of --costs cannot be read, or arguments exclude each other.
     """
-    # A prediction of a step asks a device for more than costs.
-    if arguments.device is not None and arguments.costs is not None and arguments.command != "simulate":
-        raise ValueError("expected --device or --costs, got both")
-    mesh = _mesh_of(arguments.mesh, arguments.tp)
-    if arguments.tp > 1 and arguments.rule != (rule := _plan.rule_names()[0]):
-        raise ValueError(f"--rule: expected {rule} with --tp, which cuts matrices; got {arguments.rule}")
+    mesh = mesh_of(arguments.mesh, arguments.tp, arguments.rule, MOST_OWNERS, _OPTIONS.__getitem__)
     return task_of(model.inventory, mesh, arguments.device, arguments.costs, "--costs", _options(arguments))
 
 
@@ -45,23 +42,6 @@ def read_model(arguments: argparse.Namespace) -> _plan.Model:
         return _plan.model(arguments.model, tensor_parallel)
     read = functools.partial(_plan.model_from_json, tensor_parallel=tensor_parallel)
     return from_file(arguments.inventory, read, "--inventory: cannot read")
-
-
-def _mesh_of(shape: tuple[int, int], tensor_parallel: int) -> _plan.Mesh:
-    """Returns the mesh, whose slots are groups of `tensor_parallel` GPUs that share matrices."""
-    nodes, gpus = shape
-    if gpus % tensor_parallel:
-        raise ValueError(
-            f"--tp: expected a divisor of the {gpus} GPUs of a node, got {tensor_parallel}: --mesh counts nodes x GPUs "
-            f"a node, and every matrix is sharded over --tp of a node's GPUs; did you mean {gpus} groups of "
-            f"{tensor_parallel} GPUs a node, which is --mesh {nodes}x{gpus * tensor_parallel}?"
-        )
-    if (owners := nodes * gpus) > MOST_OWNERS:
-        raise ValueError(
-            f"--mesh: expected at most {MOST_OWNERS} owners (nodes x GPUs a node), as planning for more takes minutes; "
-            f"got {owners}"
-        )
-    return _plan.Mesh(nodes, gpus // tensor_parallel, tensor_parallel)
 
 
 def _options(arguments: argparse.Namespace) -> _plan.PlanOptions:

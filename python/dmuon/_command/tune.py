@@ -7,8 +7,9 @@ import json
 import logging
 from typing import Any
 
+from dmuon._command.arguments import require_alone
 from dmuon._command.task import read_model
-from dmuon._planning.cache import cache_folder
+from dmuon._planning.cache import cache_folder, steps_text
 
 logger = logging.getLogger("dmuon")
 
@@ -23,6 +24,7 @@ def tune(arguments: argparse.Namespace) -> str:
         names = "--shapes, --inventory, --model or --show"
         raise ValueError(f"tune: expected one of {names}; got {' and '.join(given) or 'none'}")
     if arguments.show:
+        require_alone(arguments, "--show")
         return _shown(arguments.json)
     shapes = arguments.shapes or [sizes for item in read_model(arguments).inventory for sizes in item.sizes_of_costs()]
     import torch
@@ -81,11 +83,8 @@ def _shown(as_json: bool) -> str:
 def _table(found: dict[str, Any]) -> str:
     key = found["key"]
     threads = f", {key['threads']} thread{'s' if key['threads'] > 1 else ''}" if key["threads"] else ""
-    rows = key["ns_coefficients"]
-    first = ", ".join(f"{number:.4g}" for number in rows[0]) if rows else ""
     lines = [
-        f"{key['device']}{threads}, {key['ns_dtype']}, {len(rows)} steps from ({first}), dmuon {key['dmuon']}, "
-        f"PyTorch {key['torch']}",
+        f"{key['device']}{threads}, {key['ns_dtype']}, {steps_text(key)}, dmuon {key['dmuon']}, PyTorch {key['torch']}",
         f"{'shape':<20}{'default':<42}{'chosen':<42}{'default ms':>12}{'chosen ms':>12}{'ratio':>8}{'error':>10}",
     ]
     return "\n".join([*lines, *map(_row, found["choices"])])

@@ -7,9 +7,8 @@ import os
 from typing import Any
 
 from dmuon import _plan
-from dmuon._planning.task import plan_options, task_of
+from dmuon._planning.task import mesh_of, plan_options, task_of
 from dmuon._setup import user_rules
-from dmuon._setup.hyperparameters import RULE
 from dmuon._setup.option_values import require, require_path
 from dmuon._setup.strategies import require_strategy
 
@@ -39,25 +38,19 @@ class Basis:
         """Returns the function's arguments by name."""
         return {name: value for name, value in vars(self).items() if name != "function"}
 
-    def mesh_of(self, mesh: Any, most_owners: int) -> _plan.Mesh:
+    def mesh_of(self, mesh: Any, most: int) -> _plan.Mesh:
         """Returns the mesh of (nodes, GPUs a node), whose slots are groups of `tensor_parallel` GPUs.
 
         Raises:
-            ValueError: it is no such pair, or has more owners.
+            ValueError: it is no such pair, as `mesh_of` says, or has more than `most` GPUs.
         """
         good = isinstance(mesh, tuple | list) and len(mesh) == 2 and all(type(n) is int and 0 < n < 2**31 for n in mesh)
         unless = " unless the model has dmuon.Muon" if self.function == "plan" else ""
         require(self.function, good, "mesh", f"(nodes, GPUs a node) of GPUs that need not exist{unless}", mesh)
-        nodes, gpus = mesh
-        good = type(self.tensor_parallel) is int and self.tensor_parallel >= 1 and gpus % self.tensor_parallel == 0
-        divisor = f"a divisor of the {gpus} GPUs of a node"
-        require(self.function, good, "tensor_parallel", divisor, self.tensor_parallel)
+        good = type(self.tensor_parallel) is int and self.tensor_parallel >= 1
+        require(self.function, good, "tensor_parallel", "an int, at least 1", self.tensor_parallel)
         require(self.function, isinstance(self.rule, str), "rule", "the name of a rule", self.rule)
-        good = self.tensor_parallel == 1 or self.rule == RULE
-        require(self.function, good, "rule", f"'{RULE}' under tensor parallelism, which cuts matrices", self.rule)
-        good = nodes * gpus <= most_owners
-        require(self.function, good, "mesh", f"at most {most_owners} owners, as more take minutes", mesh)
-        return _plan.Mesh(nodes, gpus // self.tensor_parallel, self.tensor_parallel)
+        return mesh_of(mesh, self.tensor_parallel, self.rule, most, lambda argument: f"{self.function}: {argument}")
 
     def plan(self, mesh: _plan.Mesh, matrices: list[_plan.Parameter]) -> _plan.Plan:
         """Makes the plan.

@@ -103,3 +103,9 @@ def device_name(device: torch.device) -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def steps_text(key: dict[str, Any]) -> str:
+    """Returns the steps of Newton-Schulz in a key of tuned choices, in words."""
+    rows = key["ns_coefficients"]
+    return f"{len(rows)} steps from ({', '.join(f'{number:.4g}' for number in rows[0]) if rows else ''})"

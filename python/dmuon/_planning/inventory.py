@@ -50,12 +50,15 @@ def inventory(model: nn.Module, select: Select | None = None) -> dict[str, Any]:
 
 
 def _outside_of(model: nn.Module, leaves: list[Leaf]) -> dict[str, int]:
-    """Returns what predictions of a step need about parameters that Muon does not take."""
+    """Returns what predictions of a step need about parameters that Muon does not take.
+
+    AdamW updates those that train. Frozen weights are multiplied too.
+    """
     taken = {id(leaf.parameter) for leaf in leaves}
     others = [parameter for parameter in model.parameters() if id(parameter) not in taken]
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     return {
-        "outside_elements": sum(parameter.numel() for parameter in others),
+        "outside_elements": sum(parameter.numel() for parameter in others if parameter.requires_grad),
         "outside_flops": sum(2 * parameter.numel() for parameter in others if id(parameter) in linear),
     }
 

@@ -50,9 +50,9 @@ def plan(
     Args:
         model: a model given to Muon; or any other, on any device ("meta" will do).
         mesh: (nodes, GPUs a node). This and all other arguments are for a model without Muon.
-        device: the device whose cost model decides, as `dmuon models` lists them.
+        device: the device that trains, as `dmuon models` lists them: its cost model, memory in reserve and links.
         strategy: as for `dedicate_params`.
-        costs: the path of a table of measured costs, instead of a device.
+        costs: the path of a table of measured costs, instead of the device's model. All else is still the device's.
         select: as for `dedicate_params`.
         rule: as for `Muon`. Memory depends on it.
         tensor_parallel: number of a node's GPUs over which every matrix is sharded.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 
 from dmuon import _plan
 from dmuon._planning.owner_plan import DEFAULT_DEVICE, decide, from_file, reserve_bytes
@@ -22,6 +23,35 @@ class Task:
     def plan(self, strategy: str) -> _plan.Plan:
         """Makes a plan by a strategy."""
         return decide(self.inventory, self.mesh, strategy, self.costs, self.options)
+
+
+def require_size(mesh: tuple[int, int], most: int, name: str) -> None:
+    """Raises ValueError, which begins with `name`, if (nodes, GPUs a node) are more than `most` GPUs."""
+    if mesh[0] * mesh[1] > most:
+        raise ValueError(f"{name}: expected at most {most} GPUs (nodes x GPUs a node), got {mesh[0]}x{mesh[1]}")
+
+
+def mesh_of(
+    mesh: tuple[int, int], tensor_parallel: int, rule: str, most: int, name: Callable[[str], str]
+) -> _plan.Mesh:
+    """Returns the mesh of (nodes, GPUs a node), whose slots are groups of `tensor_parallel` GPUs that share matrices.
+
+    Raises:
+        ValueError: the groups do not fill a node, the rule reads whole matrices, or there are more than `most` GPUs. It
+            begins with `name(argument)`.
+    """
+    nodes, gpus = mesh
+    if gpus % tensor_parallel:
+        raise ValueError(
+            f"{name('tensor_parallel')}: expected a divisor of the {gpus} GPUs of a node, got {tensor_parallel}: "
+            f"{name('mesh')} counts nodes x GPUs a node, and so many of a node's GPUs share every matrix; did you mean "
+            f"{gpus} groups of {tensor_parallel} GPUs a node, a mesh of {nodes}x{gpus * tensor_parallel}?"
+        )
+    if tensor_parallel > 1 and rule != (cut := _plan.rule_names()[0]):
+        expected = f"expected {cut} under tensor parallelism, which cuts matrices"
+        raise ValueError(f"{name('rule')}: {expected}; got {rule}")
+    require_size(mesh, most, name("mesh"))
+    return _plan.Mesh(nodes, gpus // tensor_parallel, tensor_parallel)
 
 
 def task_of(

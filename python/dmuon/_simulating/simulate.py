@@ -83,8 +83,6 @@ def simulate(
         max_memory_bytes=max_memory_bytes,
     )
     on = basis.mesh_of(mesh, MOST_DEVICES)
-    good = mesh[0] * mesh[1] <= MOST_DEVICES
-    require("simulate", good, "mesh", f"at most {MOST_DEVICES} devices", mesh)
     good = tokens is None or (type(tokens) is int and 0 < tokens <= MOST_TOKENS)
     require("simulate", good, "tokens", f"None or a whole number from 1 to {MOST_TOKENS}", tokens)
     bandwidth = real_number(inter_bandwidth)

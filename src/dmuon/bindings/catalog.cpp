@@ -16,8 +16,13 @@ void init_catalog(py::module_& module) {
       .def_readonly("source", &Model::source)
       .def_readonly("stand_in", &Model::stand_in)
       .def_readonly("inventory", &Model::inventory)
-      .def_property_readonly("sequence",
-                             [](const Model& model) { return model.training.sequence; });
+      .def_property_readonly("sequence", [](const Model& model) { return model.training.sequence; })
+      .def(
+          "forward_flops",
+          [](const Model& model, double tokens) {
+            return catalog::forward_flops(model.training, tokens);
+          },
+          py::arg("tokens"));
   module.def("model_names", &catalog::model_names);
   module.def("model", &catalog::model, py::arg("name"), py::arg("tensor_parallel") = false, no_gil);
   module.def("model_from_json", &catalog::model_from_json, py::arg("text"),

@@ -92,6 +92,7 @@ void init_predict(py::module_& module) {
       .def_readonly("spans", &Prediction::spans)
       .def_readonly("hidden", &Prediction::hidden);
   init_rates(module);
+  module.attr("ADAMW_BYTES") = predict::Rates::kAdamwBytes;
   module.def(
       "predict",
       [](const plan::Plan& plan, const catalog::Model& model, const plan::Device& device,

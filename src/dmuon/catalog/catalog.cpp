@@ -1,5 +1,6 @@
 #include "dmuon/catalog/catalog.h"
 
+#include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -82,6 +83,19 @@ void read_training(const JsonReader& reader, Training& training) {
 
 }  // namespace
 
+double token_flops(const Training& training, core::UnitIndex unit, double tokens) {
+  const double sequence =
+      training.sequence > 0 ? std::min<double>(training.sequence, tokens) : tokens;
+  return training.unit_flops[unit] + training.attention_flops[unit] * sequence;
+}
+
+double forward_flops(const Training& training, double tokens) {
+  double of_token = training.outside_flops;
+  for (const core::UnitIndex unit : training.unit_flops.indices())
+    of_token += token_flops(training, unit, tokens);
+  return of_token * tokens;
+}
+
 std::string_view text_of(std::string_view name) {
   for (const Embedded& file : embedded()) {
     if (file.name == name) return file.text;
@@ -98,7 +112,7 @@ Model model_from_json(std::string_view text, bool tensor_parallel) {
   model.description = reader.at("description").string();
   model.source = reader.at("source").string();
   model.stand_in = reader.at("stand_in").boolean();
-  int unit = 0;
+  int next = 0;  // the first unit after all others
   for (const JsonReader& entry : reader.at("units").items()) {
     const std::string name = entry.at("name").string();
     const std::int64_t first = entry.count("first", 0, kMaxMatrices);
@@ -109,17 +123,18 @@ Model model_from_json(std::string_view text, bool tensor_parallel) {
     const int left = kMaxMatrices - model.inventory.size();
     core::require(matrices <= left / repeat, "model.units: expected at most ", kMaxMatrices,
                   " matrices; got ", model.inventory.size() + repeat * matrices);
-    core::require(repeat <= kMaxMatrices - unit, "model.units: expected at most ", kMaxMatrices,
-                  " units; got ", repeat + unit);
     if (const auto number = entry.find("unit")) {
       core::require(repeat == 1, "model.units: expected no repeat where unit is given; got ",
                     repeat);
-      add_unit(read, name, number->small(0, kMaxMatrices), model);
+      const int unit = number->small(0, kMaxMatrices);
+      add_unit(read, name, unit, model);
+      next = std::max(next, unit + 1);
       continue;
     }
-    for (int i = 0; i < repeat; ++i, ++unit) {
-      add_unit(read, with_index(name, first + i), unit, model);
-    }
+    core::require(repeat <= kMaxMatrices - next, "model.units: expected at most ", kMaxMatrices,
+                  " units; got ", repeat + next);
+    for (int i = 0; i < repeat; ++i, ++next)
+      add_unit(read, with_index(name, first + i), next, model);
   }
   if (const auto training = reader.find("training")) read_training(*training, model.training);
   plan::validate(model.inventory);

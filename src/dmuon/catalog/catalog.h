@@ -34,6 +34,13 @@ struct Model {
   Training training;
 };
 
+/// Returns the FLOPs of a token's forward in a unit: its matrices and its attention.
+/// @param tokens  that are together; if they are fewer than a sequence, they are a shorter one.
+double token_flops(const Training& training, core::UnitIndex unit, double tokens);
+
+/// Returns the FLOPs of a forward of so many tokens, in all units and outside of these.
+double forward_flops(const Training& training, double tokens);
+
 /// Returns the known models in alphabetical order. Thread-safe, like all functions here.
 std::vector<std::string> model_names();
 

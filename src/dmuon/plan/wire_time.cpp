@@ -12,12 +12,6 @@
 namespace dmuon::plan {
 namespace {
 
-// Returns how often an owner sends its part in a broadcast to all nodes.
-int num_copies(int num_replicates) {
-  if (num_replicates <= layout::kMostDirect) return num_replicates - 1;
-  return static_cast<int>(std::bit_width(static_cast<unsigned>(num_replicates - 1)));
-}
-
 // Bytes of weights in the busier direction of the busiest node, of all its adapters.
 struct Carried {
   double published = 0;
@@ -31,8 +25,8 @@ Carried by_members(const Plan& plan) {
   for (const UnitSpread& unit : plan.spread.units) {
     const auto received = static_cast<double>(unit.bytes - unit.least_of_node);
     const auto most = static_cast<double>(unit.most_of_node);
-    carried.published += std::max(received, most * num_copies(num_replicates));
-    carried.routed += std::max(received, most * (num_replicates - 1));
+    carried.published += busiest_direction(received, most, num_replicates, true);
+    carried.routed += busiest_direction(received, most, num_replicates, false);
   }
   return carried;
 }
@@ -61,6 +55,14 @@ Carried by_rings(const Plan& plan) {
 double most_received(const std::vector<double>& parts) {
   return std::accumulate(parts.begin(), parts.end(), 0.0) -
          *std::min_element(parts.begin(), parts.end());
+}
+
+double busiest_direction(double received, double most, int num_members, bool publishes) {
+  const int num_peers = num_members - 1;
+  const bool down_tree = publishes && num_members > layout::kMostDirect;
+  const int num_copies =
+      down_tree ? static_cast<int>(std::bit_width(static_cast<unsigned>(num_peers))) : num_peers;
+  return std::max(received, most * num_copies);
 }
 
 WireTime wire_time(const Plan& plan, double bytes_per_s) {

@@ -11,6 +11,14 @@ namespace dmuon::plan {
 /// @param parts  bytes of each member, at least one.
 double most_received(const std::vector<double>& parts);
 
+/// Returns the bytes that the busiest member of a group of gloo's sends or receives, whichever are
+/// more. Members send their parts to each other themselves.
+/// @param received   most_received() of the parts.
+/// @param most       the largest part.
+/// @param publishes  the parts are weights: on more than 4 members a part goes down a tree, so that
+///                   its owner sends it log2(members) times.
+double busiest_direction(double received, double most, int num_members, bool publishes);
+
 /// The time that one step's messages between nodes take on the wire, alone.
 struct WireTime {
   double publish_ms = 0;  ///< weights: once a step with node copies, else at every unshard
@@ -24,6 +32,9 @@ struct WireTime {
 /// - A node receives all weights that it does not own. It sends its own weights to each other node,
 ///   or on more than 4 nodes down a tree: log2(R) times.
 /// - A route is the reverse, without a tree.
+/// Predictions of a step (predict/owned.h) also let the next unit fill a direction that one unit
+/// leaves idle, so their lanes are busy for less.
+///
 /// On other devices each column has an adapter, with an equal part of the node's network. NCCL's
 /// ring passes every byte of a packed buffer through all members but one. The column with the most
 /// bytes decides.

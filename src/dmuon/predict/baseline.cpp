@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "dmuon/balance/owner_time.h"
 #include "dmuon/plan/packed_units.h"
 
 namespace dmuon::predict {
@@ -61,8 +62,9 @@ class Writer {
   void step(Baseline optimizer) {
     begin_event();
     if (optimizer == Baseline::kAdamW) return;
-    for (int unit = 1; unit < num_units_; ++unit) publish(unit);
+    gather_directions(1);
     for (int unit = 1; unit < num_units_; ++unit) {
+      if (unit + 1 < num_units_) gather_directions(unit + 1);
       schedule::Operation update{.kind = Kind::kOrthogonalise, .subject = BatchIndex(unit - 1)};
       if (shards_) update.after = {{Kind::kPublishIntra, UnitIndex(unit)}};
       add(std::move(update));
@@ -81,6 +83,13 @@ class Writer {
     if (!shards_) return;
     add({.kind = Kind::kPublishIntra, .subject = UnitIndex(unit)});
     if (blocks_) await(unit);
+  }
+  // When those of the unit before the last one have gone, which gives them room.
+  void gather_directions(int unit) {
+    if (!shards_) return;
+    schedule::Operation gather{.kind = Kind::kPublishIntra, .subject = UnitIndex(unit)};
+    if (unit > 2) gather.after = {{Kind::kOrthogonalise, BatchIndex(unit - 3)}};
+    add(std::move(gather));
   }
   void finish_route(int unit) {
     add({.kind = Kind::kFinishRouteInter,
@@ -166,23 +175,27 @@ BaselineDurations::BaselineDurations(const Setting& setting)
     OfUnit& us = units_.emplace_back();
     us.forward = forward[unit];
     const double shard = elements[unit] / (mesh.num_shards * mesh.tensor_parallel);
-    us.gather = rates.intra_us(std::vector(ranks, shard * plan.options.weight_bytes));
+    us.gather = rates.intra_us(std::vector(ranks, shard * plan.options.weight_bytes), true);
     us.scatter = times_routed(plan, layout::Axis::kRow) *
-                 rates.intra_us(std::vector(ranks, shard * plan.options.gradient_bytes));
+                 rates.intra_us(std::vector(ranks, shard * plan.options.gradient_bytes), false);
     // An all-reduce: each node sums a part, and sends it to the others.
     const int sharing = setting.network.per_device ? 1 : mesh.tensor_parallel;
     const double part = shard * sharing * plan.options.gradient_bytes / mesh.num_replicates;
     us.sum = times_routed(plan, layout::Axis::kColumn) *
-             rates.inter_us(std::vector(ranks, std::vector(nodes, part))).front();
+             rates.inter_us(std::vector(ranks, std::vector(nodes, part)), false).front();
   }
+  // All matrices of a shape in the cheapest batches, as an owner of all runs them. Costs include
+  // momentum and update.
+  const plan::ShapeGroups groups = plan::group_by_shape(plan.inventory);
+  core::PerShape<double> each_us;
+  for (const balance::CostedShape& shape :
+       plan::instance_of(groups, plan.costs, 1, plan.options.rule).shapes)
+    each_us.push_back(static_cast<double>(balance::OwnerTime(shape).of_all()) / 1e3 /
+                      shape.num_matrices);
   const auto unit_of = plan::units_of(plan.inventory);
-  for (const core::ParameterIndex parameter : plan.inventory.indices()) {
-    // In the largest batch that was measured; its cost includes momentum and update.
-    const std::vector<plan::BatchTime> batches =
-        plan::batch_times(plan.costs, plan.inventory[parameter].shape());
+  for (const core::ParameterIndex parameter : plan.inventory.indices())
     units_[UnitIndex(unit_of[parameter].value() + 1)].newton_schulz +=
-        static_cast<double>(batches.back().ns) / 1e3 / batches.back().size;
-  }
+        each_us[groups.shape_of[parameter]];
 }
 
 double BaselineDurations::work_us(core::Owner, const simulate::Issue& issue) {

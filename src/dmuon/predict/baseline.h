@@ -19,7 +19,8 @@ enum class Baseline {
 ///
 /// FSDP2 gathers a unit's weights one use ahead, in the backward too. A unit's gradients are
 /// reduced and scattered inside the node after its backward, then summed between nodes. On CPUs it
-/// waits for each message before it goes on.
+/// waits for each message before it goes on. In Muon-AG's step the directions of one unit travel
+/// while those of the unit before are orthogonalised.
 ///
 /// DistributedDataParallel gathers no weights. A unit's gradients are summed over all ranks behind
 /// the rest of the backward, which ends with the last sum.

@@ -17,7 +17,8 @@ using schedule::Kind;
 using schedule::Moment;
 using simulate::TrainingEvent;
 
-// The units of each slot's batches. The last batch is that of kOutside, if it has any.
+// The units of each slot's batches. kOutside has none: AdamW updates it, so that its weights wait
+// for nothing on the update lane.
 core::Vector<Slot, schedule::Batches> units_of_batches(const Setting& setting) {
   const core::Vector<core::ParameterIndex, UnitIndex> units =
       plan::units_of(setting.plan.inventory);
@@ -29,9 +30,12 @@ core::Vector<Slot, schedule::Batches> units_of_batches(const Setting& setting) {
       for (const core::ParameterIndex parameter : parameters)
         batch.emplace_back(units[parameter].value() + 1);
     }
-    if (setting.training.outside_elements > 0) batches.push_back({kOutside});
   }
   return all;
+}
+
+int element_size(const schedule::UnitLayout& unit, bool publishes) {
+  return publishes ? unit.weight_size : unit.gradient_size;
 }
 
 bool sums_by_host(const Setting& setting) {
@@ -156,14 +160,13 @@ OwnedDurations::OwnedDurations(const Setting& setting, const simulate::Job& job)
       host_sum_us_(sums_by_host(setting) ? 1e3 * setting.host_sum_ms : 0),
       forward_us_(forward_us(setting, rates_)) {
   for (const schedule::UnitLayout& unit : layout_.units) {
-    weights_.push_back(shares_of(unit, unit.weight_size));
-    gradients_.push_back(shares_of(unit, unit.gradient_size));
+    weights_.push_back(shares_of(unit, true));
+    gradients_.push_back(shares_of(unit, false));
   }
   if (setting.plan.options.on_cpu) {
     // Without lookahead weights of one unit travel at a time.
-    if (setting.plan.options.lookahead > 0)
-      fill_directions(&schedule::UnitLayout::weight_size, &weights_);
-    fill_directions(&schedule::UnitLayout::gradient_size, &gradients_);
+    if (setting.plan.options.lookahead > 0) fill_directions(true);
+    fill_directions(false);
   }
   const plan::Plan& plan = setting.plan;
   updates_us_.resize(plan.mesh.num_owners());
@@ -178,9 +181,9 @@ OwnedDurations::OwnedDurations(const Setting& setting, const simulate::Job& job)
 }
 
 OwnedDurations::Shares OwnedDurations::shares_of(const schedule::UnitLayout& unit,
-                                                 int element_size) const {
+                                                 bool publishes) const {
   // With tensor parallelism each rank of a slot sends its share.
-  const double size = static_cast<double>(element_size) / layout_.tensor_parallel;
+  const double size = static_cast<double>(element_size(unit, publishes)) / layout_.tensor_parallel;
   Shares shares;
   std::vector<double> row;
   for (const core::Shard shard : layout_.shards()) {
@@ -188,11 +191,13 @@ OwnedDurations::Shares OwnedDurations::shares_of(const schedule::UnitLayout& uni
                   size);
   }
   const double of_row = std::accumulate(row.begin(), row.end(), 0.0) * layout_.tensor_parallel;
-  if (of_row > 0) shares.row = rates_.intra_us(row) / of_row;
-  const Columns columns = columns_of(unit, element_size);
-  shares.columns = rates_.inter_us(columns);
+  if (of_row > 0) shares.row = rates_.intra_us(row, publishes) / of_row;
+  const Columns columns = columns_of(unit, publishes);
+  shares.columns = rates_.inter_us(columns, publishes);
+  shares.idle_us.resize(columns.size());
   for (std::size_t i = 0; i < columns.size(); ++i) {
     const double bytes = std::accumulate(columns[i].begin(), columns[i].end(), 0.0) * senders();
+    if (bytes == 0 && !setting_.network.per_device) shares.idle_us[i] = shares.columns[i];
     shares.columns[i] = bytes > 0 ? shares.columns[i] / bytes : 0;
   }
   return shares;
@@ -204,13 +209,14 @@ int OwnedDurations::senders() const {
 }
 
 OwnedDurations::Columns OwnedDurations::columns_of(const schedule::UnitLayout& unit,
-                                                   int element_size) const {
+                                                   bool publishes) const {
+  const int size = element_size(unit, publishes);
   Columns columns;
   for (const core::Shard shard : layout_.shards()) {
     std::vector<double>& column = columns.emplace_back();
     for (const core::Replicate replicate : layout_.replicates()) {
       const core::Slot slot = layout_.slot_at(replicate, shard);
-      column.push_back(static_cast<double>(unit.owner_elements[slot]) * element_size / senders());
+      column.push_back(static_cast<double>(unit.owner_elements[slot]) * size / senders());
     }
   }
   return columns;
@@ -219,29 +225,30 @@ OwnedDurations::Columns OwnedDurations::columns_of(const schedule::UnitLayout& u
 // A lane of gloo begins a unit's messages while those of the last one travel (wire/lane.h). So a
 // direction that one unit leaves idle has the next one's, and the bytes of all units together take
 // as long as the busiest direction needs. FSDP2 sends those of kOutside, by themselves.
-void OwnedDurations::fill_directions(int schedule::UnitLayout::*element_size,
-                                     core::Vector<UnitIndex, Shares>* shares) const {
+void OwnedDurations::fill_directions(bool publishes) {
+  core::Vector<UnitIndex, Shares>& shares = publishes ? weights_ : gradients_;
   const auto num_columns = static_cast<std::size_t>(layout_.num_shards);
   Columns together(num_columns,
                    std::vector<double>(static_cast<std::size_t>(layout_.num_replicates)));
-  const std::vector<double> latency_us = rates_.inter_us(together);
+  const std::vector<double> latency_us = rates_.inter_us(together, publishes);
   core::Vector<UnitIndex, std::vector<double>> us;
   std::vector<double> apart_us(num_columns);
   for (const UnitIndex unit : layout_.units.indices()) {
-    const Columns columns = columns_of(layout_.units[unit], layout_.units[unit].*element_size);
-    us.push_back(rates_.inter_us(columns));
+    const Columns columns = columns_of(layout_.units[unit], publishes);
+    us.push_back(rates_.inter_us(columns, publishes));
     for (std::size_t i = 0; unit != kOutside && i < num_columns; ++i) {
       apart_us[i] += us[unit][i] - latency_us[i];
       std::ranges::transform(together[i], columns[i], together[i].begin(), std::plus<>());
     }
   }
-  const std::vector<double> together_us = rates_.inter_us(together);
-  for (const UnitIndex unit : shares->indices()) {
+  const std::vector<double> together_us = rates_.inter_us(together, publishes);
+  for (const UnitIndex unit : shares.indices()) {
     for (std::size_t i = 0; unit != kOutside && i < num_columns; ++i) {
-      if (apart_us[i] <= 0) continue;
+      if (apart_us[i] <= 0 || us[unit][i] <= 0) continue;
       const double filled = (together_us[i] - latency_us[i]) / apart_us[i];
       const double bytes_us = (us[unit][i] - latency_us[i]) * filled;
-      (*shares)[unit].columns[i] *= (bytes_us + latency_us[i]) / us[unit][i];
+      for (double* of : {&shares[unit].columns[i], &shares[unit].idle_us[i]})
+        *of *= (bytes_us + latency_us[i]) / us[unit][i];
     }
   }
 }
@@ -264,12 +271,24 @@ double OwnedDurations::work_us(Owner rank, const simulate::Issue& issue) {
 double OwnedDurations::message_us(Owner rank, const simulate::Issue& issue,
                                   const schedule::Message& message) {
   if (issue.lane() == schedule::Lane::kSlices) return 0;  // is in the batch's cost
-  const bool publishes = schedule::is_publication(issue.operation.kind);
-  const Shares& shares = (publishes ? weights_ : gradients_)[issue.unit()];
+  const Shares& shares = shares_of(issue);
   const bool in_row = message.axis == layout::Axis::kRow;
-  const auto column = layout_.shard_of(layout_.slot_of(rank)).position();
   return times_sent(setting_.plan, issue) * static_cast<double>(message.bytes) *
-         (in_row ? shares.row : shares.columns[column]);
+         (in_row ? shares.row : shares.columns[column_of(rank)]);
+}
+
+// Otherwise the column's next unit would have the adapter to itself.
+double OwnedDurations::idle_us(Owner rank, const simulate::Issue& issue) {
+  if (issue.lane() != schedule::Lane::kInter) return 0;
+  return times_sent(setting_.plan, issue) * shares_of(issue).idle_us[column_of(rank)];
+}
+
+const OwnedDurations::Shares& OwnedDurations::shares_of(const simulate::Issue& issue) const {
+  return (schedule::is_publication(issue.operation.kind) ? weights_ : gradients_)[issue.unit()];
+}
+
+std::size_t OwnedDurations::column_of(Owner rank) const {
+  return layout_.shard_of(layout_.slot_of(rank)).position();
 }
 
 }  // namespace dmuon::predict

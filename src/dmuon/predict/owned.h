@@ -43,6 +43,7 @@ class OwnedDurations : public simulate::Durations {
   double work_us(core::Owner rank, const simulate::Issue& issue) override;
   double message_us(core::Owner rank, const simulate::Issue& issue,
                     const schedule::Message& message) override;
+  double idle_us(core::Owner rank, const simulate::Issue& issue) override;
   /// The end of an issue in which the host waits for a sum (Setting::host_sum_ms). The backward of
   /// a unit has one. kOutside has none, because its sum is a route.
   double host_sum_us(const simulate::Issue& issue) const;
@@ -53,13 +54,15 @@ class OwnedDurations : public simulate::Durations {
   struct Shares {
     double row = 0;               // microseconds a byte of an element's size
     std::vector<double> columns;  // [columns] likewise
+    std::vector<double> idle_us;  // [columns] of one without bytes: others' take the node's adapter
   };
   using Columns = std::vector<std::vector<double>>;  // [columns][replicates] bytes
-  Shares shares_of(const schedule::UnitLayout& unit, int element_size) const;
+  const Shares& shares_of(const simulate::Issue& issue) const;
+  Shares shares_of(const schedule::UnitLayout& unit, bool publishes) const;
+  std::size_t column_of(core::Owner rank) const;
   int senders() const;  // that a slot has, each with an equal part of an owner's bytes
-  Columns columns_of(const schedule::UnitLayout& unit, int element_size) const;
-  void fill_directions(int schedule::UnitLayout::*element_size,
-                       core::Vector<core::UnitIndex, Shares>* shares) const;
+  Columns columns_of(const schedule::UnitLayout& unit, bool publishes) const;
+  void fill_directions(bool publishes);
 
   const Setting& setting_;
   const schedule::Layout& layout_;

@@ -6,6 +6,7 @@
 
 #include "dmuon/core/error.h"
 #include "dmuon/plan/packed_units.h"
+#include "dmuon/plan/state_bytes.h"
 #include "dmuon/predict/baseline.h"
 #include "dmuon/predict/owned.h"
 
@@ -22,9 +23,8 @@ constexpr int kNumSteps = 4;
 constexpr int kMeasured = 2;
 
 constexpr double kMs = 1e-3;  // in microseconds
-// Bytes of an element: fp32 parameter, gradient and two moments; Muon has one moment.
+// Bytes of an element: fp32 parameter, gradient and two moments.
 constexpr double kAdamwState = 16;
-constexpr double kMuonState = 12;
 
 // The ranks of a slot count together.
 double num_elements(const plan::Plan& plan) {
@@ -62,7 +62,8 @@ double owned_memory(const Setting& setting, double outside) {
   return most + kAdamwState * outside / num_sharing(plan) + weights;
 }
 
-// Likewise under FSDP2, of which two units' weights and one's gradients are whole at the peak.
+// Likewise under FSDP2, of which two units' weights and one's gradients are whole at the peak. The
+// directions of two units, which Muon-AG gathers in its step, take less.
 // DistributedDataParallel's messages are copies of all gradients, which it keeps.
 double baseline_memory(const Setting& setting, const core::Vector<UnitIndex, double>& elements,
                        bool muon) {
@@ -76,7 +77,9 @@ double baseline_memory(const Setting& setting, const core::Vector<UnitIndex, dou
     if (unit != kOutside) largest = std::max(largest, elements[unit]);
   const double moves = std::max(largest * (2 * weights + gradients), outside * gradients);
   const double matrices = num_elements(plan);
-  const double state = kAdamwState * outside + (muon ? kMuonState : kAdamwState) * matrices;
+  const auto muon_state =
+      static_cast<double>(plan::state_bytes({1, 1, 1}, plan::rule_names().front()));
+  const double state = kAdamwState * outside + (muon ? muon_state : kAdamwState) * matrices;
   if (plan.options.replicated) return (state + gradients * (outside + matrices)) / ranks;
   return state / ranks + (moves + outside * weights) / plan.mesh.tensor_parallel;
 }

@@ -57,7 +57,8 @@ struct Prediction {
   std::vector<Span> spans;       ///< of the first rank, as they end
 
   /// The share of the time that a lane has messages in which compute does not wait, as a profile
-  /// counts it: without FSDP2's messages and waits for these. 1 without messages.
+  /// counts it. In kDmuon's step FSDP2's messages and waits for these do not count; the baselines
+  /// have no others. 1 without messages.
   double hidden = 1;
 };
 

@@ -44,29 +44,30 @@ Rates::Rates(const Setting& setting)
       adapter_bytes_per_us_(setting.network.gb_per_s * kGigabytesPerSecond),
       adapter_latency_us_(setting.network.latency_us),
       adapter_per_device_(setting.network.per_device),
-      direct_(setting.plan.options.on_cpu) {}
+      on_gloo_(setting.plan.options.on_cpu) {}
 
-// Members of gloo's groups send their parts themselves.
-double Rates::busiest(const std::vector<double>& parts) const {
+double Rates::busiest(const std::vector<double>& parts, bool publishes) const {
   const double received = plan::most_received(parts);
-  if (!direct_) return received;
+  if (!on_gloo_) return received;
   const double most = *std::max_element(parts.begin(), parts.end());
-  return std::max(received, most * static_cast<double>(parts.size() - 1));
+  return plan::busiest_direction(received, most, static_cast<int>(parts.size()), publishes);
 }
 
-double Rates::intra_us(const std::vector<double>& parts) const {
+double Rates::intra_us(const std::vector<double>& parts, bool publishes) const {
   if (parts.size() < 2) return 0;
-  return busiest(parts) / link_bytes_per_us_ + link_latency_us_ * steps_of_tree(parts.size());
+  return busiest(parts, publishes) / link_bytes_per_us_ +
+         link_latency_us_ * steps_of_tree(parts.size());
 }
 
-std::vector<double> Rates::inter_us(const std::vector<std::vector<double>>& parts) const {
+std::vector<double> Rates::inter_us(const std::vector<std::vector<double>>& parts,
+                                    bool publishes) const {
   std::vector<double> us(parts.size(), 0.0);
   const std::size_t num_nodes = parts.front().size();
   if (num_nodes < 2) return us;
   const double latency_us = adapter_latency_us_ * steps_of_tree(num_nodes);
   if (adapter_per_device_) {
     std::transform(parts.begin(), parts.end(), us.begin(), [&](const std::vector<double>& column) {
-      return busiest(column) / adapter_bytes_per_us_ + latency_us;
+      return busiest(column, publishes) / adapter_bytes_per_us_ + latency_us;
     });
     return us;
   }
@@ -74,7 +75,7 @@ std::vector<double> Rates::inter_us(const std::vector<std::vector<double>>& part
   std::vector<double> of_node(num_nodes, 0.0);
   for (const std::vector<double>& column : parts)
     std::transform(column.begin(), column.end(), of_node.begin(), of_node.begin(), std::plus<>());
-  us.assign(us.size(), busiest(of_node) / adapter_bytes_per_us_ + latency_us);
+  us.assign(us.size(), busiest(of_node, publishes) / adapter_bytes_per_us_ + latency_us);
   return us;
 }
 
@@ -93,13 +94,10 @@ core::Vector<core::UnitIndex, double> forward_us(const Setting& setting, const R
   const double tokens = setting.tokens;
   // The ranks of a slot share their tokens, and each computes a part of every token.
   const double in_slot = tokens * setting.plan.mesh.tensor_parallel;
-  const double sequence =
-      training.sequence > 0 ? std::min<double>(training.sequence, in_slot) : in_slot;
   core::Vector<core::UnitIndex, double> all{0.0};  // embeddings are looked up
   for (const auto& parameters : plan::group_by_unit(setting.plan.inventory)) {
     const core::UnitIndex unit(setting.plan.inventory[parameters.front()].unit);
-    const double flops = training.unit_flops[unit] + training.attention_flops[unit] * sequence;
-    all.push_back(rates.compute_us(flops * tokens));
+    all.push_back(rates.compute_us(catalog::token_flops(training, unit, in_slot) * tokens));
   }
   all.back() += rates.compute_us(training.outside_flops * tokens);  // the head
   return all;

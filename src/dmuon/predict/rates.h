@@ -11,6 +11,10 @@ namespace dmuon::predict {
 /// Durations of a device's own work and of messages, in microseconds.
 class Rates {
  public:
+  /// Of fused AdamW, an element: reads parameter, gradient and two moments; writes all but the
+  /// gradient.
+  static constexpr double kAdamwBytes = 28;
+
   explicit Rates(const Setting& setting);
 
   double compute_us(double flops) const { return flops / (training_tflops_ * 1e6); }
@@ -18,18 +22,16 @@ class Rates {
   double adamw_us(double elements) const { return elements * kAdamwBytes / memory_bytes_per_us_; }
 
   /// A collective of all devices of a node.
-  /// @param parts  bytes that each of them sends to, or receives from, each other one.
-  double intra_us(const std::vector<double>& parts) const;
+  /// @param parts      bytes that each of them sends to, or receives from, each other one.
+  /// @param publishes  they are weights, see plan::busiest_direction().
+  double intra_us(const std::vector<double>& parts, bool publishes) const;
   /// A collective of each column.
   /// @param parts  [columns][replicates] likewise.
   /// @return       [columns]
-  std::vector<double> inter_us(const std::vector<std::vector<double>>& parts) const;
+  std::vector<double> inter_us(const std::vector<std::vector<double>>& parts, bool publishes) const;
 
  private:
-  // Reads parameter, gradient and two moments; writes all but the gradient.
-  static constexpr double kAdamwBytes = 28;
-
-  double busiest(const std::vector<double>& parts) const;
+  double busiest(const std::vector<double>& parts, bool publishes) const;
 
   double training_tflops_;
   double memory_bytes_per_us_;
@@ -38,7 +40,7 @@ class Rates {
   double adapter_bytes_per_us_;
   double adapter_latency_us_;
   bool adapter_per_device_;
-  bool direct_;  // members send to each other without a ring
+  bool on_gloo_;  // whose members send to each other without a ring
 };
 
 /// Returns how often gradients that no owner takes pass along an axis. FSDP2 scatters them in rows

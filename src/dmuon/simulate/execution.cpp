@@ -87,9 +87,11 @@ class Machine {
     return run_.origins[rank][static_cast<std::size_t>(index)];
   }
 
-  double work_us(Owner rank, const Issue& of) {
+  // What an operation takes beside its messages.
+  double work_us(Owner rank, const Issue& of, bool has_messages) {
     const bool on_batch = of.lane() == Lane::kUpdate || of.lane() == Lane::kSlices;
-    return of.compute || on_batch ? durations_.work_us(rank, of) : 0;
+    if (of.compute || on_batch) return durations_.work_us(rank, of);
+    return of.carries_messages() && !has_messages ? durations_.idle_us(rank, of) : 0;
   }
 
   void wake(Owner rank) {
@@ -164,7 +166,7 @@ class Machine {
     RankState& own = state(rank);
     LaneState& lane = own.lanes[of];
     if (witness_ != nullptr) witness_->finish(rank, index);
-    lane.now_us += work_us(rank, issue(rank, index));
+    lane.now_us += work_us(rank, issue(rank, index), !lane.messages.empty());
     if (of == Lane::kCompute) {
       own.now_us = lane.now_us;
       own.blocked_on = -1;
