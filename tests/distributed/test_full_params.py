@@ -155,6 +155,21 @@ def test_verify_finds_nothing_but_rounding(ranks, mesh, schedule, steps, lr):
         assert same
 
 
+def verified_in_no_sync(mesh: Any) -> str:
+    model, opt = ready(mesh)
+    with dmuon.no_sync(model) if rank_of(mesh) != 1 else nullcontext():
+        try:
+            return f"{bool(dmuon.verify(model, opt))}"
+        except ValueError as error:
+            return str(error)
+
+
+def test_verify_inside_no_sync_is_refused_on_all_ranks_where_gradients_stay_in_nodes(ranks):
+    assert ranks.run(verified_in_no_sync, (1, 2)) == ["True"] * 2
+    for message in ranks.run(verified_in_no_sync, (2, 2)):
+        assert "verify: expected a call outside of no_sync, got one inside" in message
+
+
 def verify_leaves_training_alone(s: Session) -> None:
     s.start(make_gpt(depth=2))
     for step in range(3):

@@ -231,16 +231,16 @@ def test_a_checkpoint_can_be_loaded_instead(ranks):
     assert ranks.run(loaded, (2, 2), whole=whole) == [[]] * 4
 
 
-def written_with_zeros(mesh: Any, names: list[str]) -> str:
-    """Zeros are values, too. Returns the error of a forward."""
+def written_with_zeros(mesh: Any, names: list[str], part: int = 0) -> str:
+    """Zeros are values, too. Returns the error of a forward, or of a write of `part` rows."""
     model = on_meta(mesh)
     model.to_empty(device=mesh.device_type)
     opt = dmuon.Muon(model)
-    with dmuon.full_params(model, writeback=True), torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim < 2 or "blocks" not in name or name in names:
-                parameter.zero_()
     try:
+        with dmuon.full_params(model, writeback=True), torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.ndim < 2 or "blocks" not in name or name in names:
+                    parameter[: part or len(parameter)].zero_()
         loss_of(model, batch(0)).backward()
     except ValueError as error:
         return str(error)
@@ -253,6 +253,8 @@ def test_zeros_that_are_written_whole_are_values(ranks):
     assert ranks.run(written_with_zeros, (2, 2), names=matrices) == ["0.0"] * 4
     for message in ranks.run(written_with_zeros, (2, 2), names=matrices[1:]):
         assert f"'{matrices[0]}' has no values, nor have 0 more" in message
+    for message in ranks.run(written_with_zeros, (2, 2), names=matrices, part=3):
+        assert f"full_params: '{matrices[0]}': expected all elements or none written, as it has no values" in message
 
 
 @own_random_numbers()

@@ -360,6 +360,28 @@ def test_a_state_that_one_rank_alone_removes_is_an_error_of_all_that_save(ranks,
         assert words in message
 
 
+def test_a_load_of_all_that_trains_makes_a_torn_step_good():
+    model = make_gpt(depth=1)
+    model.embedding.requires_grad_(False)
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model)
+    loss_of(model, batch(0)).backward()
+    with patch.object(InnerAdamW, "step", side_effect=KeyboardInterrupt), suppress(KeyboardInterrupt):
+        opt.step()
+    opt.zero_grad()
+    wrong = {name: value for name, value in model.state_dict().items() if name != "embedding.weight"}
+    opt.load_state_dict(opt.state_dict())
+    with suppress(RuntimeError, ValueError):
+        model.load_state_dict({**wrong, "head.weight": torch.zeros(1)}, strict=False)
+    loss_of(model, batch(0)).backward()
+    with pytest.raises(ValueError, match="load_state_dict of the model and of the optimizer"):
+        opt.step()
+    opt.zero_grad()
+    model.load_state_dict(wrong, strict=False)
+    loss_of(model, batch(0)).backward()
+    opt.step()
+
+
 def torn(s: Session, on: tuple[int, ...]) -> None:
     """A step is interrupted between matrices and AdamW's parameters, on some ranks. A load makes it good."""
     s.start(make_gpt(depth=2))

@@ -107,17 +107,6 @@ def test_every_kind_of_difference_is_seen(saved_by, loaded_by, words):
     assert f"Muon.load_state_dict: views: '{HEADS}' {words}" in str(caught.value)
 
 
-def test_groups_are_compared_even_if_other_views_are_accepted():
-    optimizers = []
-    for name in ("blocks.0", "blocks.1"):
-        model = make_mixture()
-        dedicate(model, None, AHEAD, select=select)
-        optimizers.append(dmuon.Muon(model, muon_groups=[{"params": name, "lr": 1e-3}]))
-    optimizers[1].accepts_other_views = True
-    with pytest.raises(ValueError, match="the checkpoint has other groups of matrices"):
-        optimizers[1].load_state_dict(optimizers[0].state_dict())
-
-
 def test_of_many_differences_some_are_named():
     saved = started(None, "heads", 1)[1].state_dict()
     saved["param_groups"][0]["algorithm"] = "muon {}"

@@ -385,19 +385,6 @@ class _Unnamed:
     """An object whose words differ from process to process."""
 
 
-def test_functions_of_one_factory_are_rules_apart_unless_they_close_over_the_same():
-    def named(by: float) -> Any:
-        def scale(update, weights, state, options):
-            return by * update
-
-        return scale
-
-    dmuon.rules.register("factory", after=named(2.0))
-    dmuon.rules.register("factory", after=named(2.0))  # a cell that runs again
-    with pytest.raises(ValueError, match=r"got 'factory' again, which .* with {'by': 2.0}"):
-        dmuon.rules.register("factory", after=named(3.0))
-
-
 def test_ranks_take_a_partial_rule_with_an_object_for_equal():
     rule = functools.partial(users_rules.slow, _Unnamed(), scale=_Unnamed())
     dmuon.rules.register("partial_rule", after=rule)

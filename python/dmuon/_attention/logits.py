@@ -7,6 +7,7 @@ import math
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch.distributed.tensor import DTensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 _PIECE = 1 << 24  # logits at once
@@ -18,12 +19,10 @@ class NoLogitsError(Exception):
 
 
 def _require_plain(*operands: torch.Tensor | None) -> None:
-    """Raises NoLogitsError for nested tensors and those that stand for others, such as a DTensor."""
+    """Raises NoLogitsError for nested tensors and DTensors."""
     for operand in operands:
-        if operand is not None and (
-            operand.is_nested or type(operand).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-        ):
-            raise NoLogitsError("nested tensors" if operand.is_nested else f"a {type(operand).__name__}")
+        if operand is not None and (operand.is_nested or isinstance(operand, DTensor)):
+            raise NoLogitsError("nested tensors" if operand.is_nested else "DTensors")
 
 
 def of_operands(
@@ -32,6 +31,7 @@ def of_operands(
     mask: torch.Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    first: int = 0,
 ) -> torch.Tensor:
     """Returns the largest logit of each head, [heads] fp32, over the pairs that the mask admits.
 
@@ -42,8 +42,9 @@ def of_operands(
         query: [..., heads, L, dim].
         key: [..., kv heads, S, dim]. Each key head serves as many neighbouring query heads.
         mask: broadcasts to [..., heads, L, S]; bool, True admits a pair; or floats, which are added.
-        is_causal: True admits pairs of a query i and keys j <= i, as scaled_dot_product_attention does.
+        is_causal: True admits pairs of a query i and keys j <= i + first.
         scale: factor of Q K'. None means 1 / sqrt(dim).
+        first: the last key of the first query.
     """
     num_heads, num_groups = query.shape[-3], key.shape[-3]
     num_queries, num_keys = query.shape[-2], key.shape[-2]
@@ -56,13 +57,15 @@ def of_operands(
     transposed = key.transpose(-2, -1)
     for begin in range(0, num_queries, at_once):
         end = min(begin + at_once, num_queries)
-        num_seen = min(end, num_keys) if is_causal else num_keys
+        num_seen = min(end + first, num_keys) if is_causal else num_keys
+        if num_seen <= 0:
+            continue
         # Scaled first: in fp16 the product alone may overflow where attention's logits do not.
         rows = (query[..., begin:end, :] * scale).unflatten(-3, (num_groups, -1)).flatten(-3, -2)
         logits = rows @ transposed[..., :num_seen]
         logits = logits.unflatten(-2, (-1, end - begin)).flatten(-4, -3)
         if is_causal:
-            later = torch.ones(end - begin, num_seen, dtype=torch.bool, device=query.device).triu_(begin + 1)
+            later = torch.ones(end - begin, num_seen, dtype=torch.bool, device=query.device).triu_(begin + first + 1)
             logits.masked_fill_(later, -math.inf)
         if mask is not None:
             logits = _masked(logits, mask, begin, end)
@@ -96,15 +99,15 @@ def of_scaled_dot_product(
     Raises:
         NoLogitsError: an operand is no plain tensor.
     """
+    first = 0
     if isinstance(attn_mask, CausalBias):  # it says what it is, and its elements are not set
-        is_causal, first = True, attn_mask.seq_len_kv - attn_mask.seq_len_q
-        if first and attn_mask.variant == CausalVariant.LOWER_RIGHT:
-            is_causal, ones = False, torch.ones(attn_mask.shape[-2:], dtype=torch.bool, device=query.device)
-        attn_mask = None if is_causal else ones.tril_(first)
+        if attn_mask.variant == CausalVariant.LOWER_RIGHT:
+            first = attn_mask.seq_len_kv - attn_mask.seq_len_q
+        attn_mask, is_causal = None, True
     _require_plain(query, key, attn_mask)
     if query.ndim < 4 or key.ndim < 4 or query.shape[-3] % max(1, key.shape[-3]):
         return None
-    return of_operands(query, key, attn_mask, is_causal, scale)
+    return of_operands(query, key, attn_mask, is_causal, scale, first)
 
 
 def of_softmax(input: torch.Tensor, dim: int | None = None, *rest: object, **options: object) -> torch.Tensor | None:

@@ -30,9 +30,8 @@ class Observer:
     """Gives the largest logits of each training forward of a module to a StepClip.
 
     A training forward is one with `module.training` and gradients, outside of transforms of torch.func and of
-    Ema.applied. A forward that
-    activation checkpointing repeats in the backward counts if the first one had no gradients. The module runs without
-    torch.compile, because Dynamo does not trace what sees its calls.
+    Ema.applied. A forward that activation checkpointing repeats in the backward counts if the first one had no
+    gradients. The module runs without torch.compile, because Dynamo does not trace what sees its calls.
     """
 
     def __init__(self, module: nn.Module, name: str, num_heads: int, clip: StepClip) -> None:

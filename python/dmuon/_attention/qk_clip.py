@@ -30,7 +30,7 @@ class QKClip:
     S is the largest logit of a head: over all training forwards since the last step, over all ranks, and over the
     pairs of positions that the mask admits. If S > tau, the step also multiplies the head's rows of the query and key
     projections, so that the head's logits shrink by tau / S. A step that does not apply (`skipped_steps`) clips
-    nothing. Nor is a module clipped in a step that does not update all its projections, or has a bias of theirs frozen.
+    nothing. A module of which a step does not update all projections, or whose bias is frozen, is not clipped.
 
     Computes Q K' once more in each training forward. Sends no message: the maxima travel in the one that a step sends
     anyway, 8 bytes a head. Does not wait for the device. Has no state to save.

@@ -19,7 +19,7 @@ class StepClip:
     def __init__(self, heads: Mapping[str, Heads], rows: HeadRows | None, tau: float, runtime: Runtime) -> None:
         """`rows` None: clips nothing, so `tau` is inf."""
         self.heads, self.rows, self.tau = heads, rows, tau
-        self._runtime, self._version = runtime, runtime.version  # of the weights that have shown logits
+        self._runtime = runtime
         self._sizes = [one.num_heads for one in heads.values()]
         self._own = torch.full((sum(self._sizes),), -math.inf, dtype=torch.float64, device=runtime.device)
         self._of_module = self._by_module(self._own)
@@ -41,20 +41,8 @@ class StepClip:
         """True inside Ema.applied, where logits are those of other weights."""
         return self._runtime.is_averaged
 
-    def _forget_former_weights(self) -> None:
-        """Forgets logits of weights that were replaced since, by a load for example."""
-        if self._version != self._runtime.version and not self.is_averaged:
-            self._version = self._runtime.version
-            self._forget()
-
-    def _forget(self) -> None:
-        self._own.fill_(-math.inf)
-        self._missing.clear()
-        self._given.clear()
-
     def note(self, name: str, maxima: torch.Tensor) -> None:
         """Adds the largest logits, [heads], of one forward of a module."""
-        self._forget_former_weights()
         own = self._of_module[name]
         own.copy_(torch.maximum(own, maxima.to(own)))
 
@@ -66,13 +54,16 @@ class StepClip:
 
     def note_missing(self, name: str, found: str) -> None:
         """Notes that a forward of a module showed no logits, and what it showed."""
-        self._forget_former_weights()
         self._missing[name] = found
 
     # ---- AfterStep ----
 
+    def forget(self) -> None:
+        self._own.fill_(-math.inf)
+        self._missing.clear()
+        self._given.clear()
+
     def problem(self) -> str | None:
-        self._forget_former_weights()
         missing = {name: found for name, found in self._missing.items() if name not in self._given}
         self._missing.clear()
         for name, found in missing.items():
@@ -88,14 +79,13 @@ class StepClip:
         return [f"QKClip's tau = {self.tau}"]
 
     def maxima(self) -> torch.Tensor:
-        self._forget_former_weights()
         return self._own
 
     def row_factors(
         self, maxima: torch.Tensor, applies: torch.Tensor, group_of: Sequence[int]
     ) -> dict[int, torch.Tensor]:
         self._last.copy_(maxima)
-        self._forget()
+        self.forget()
         if self.rows is None:
             return {}
         of_clipped = self._last.clone()

@@ -130,6 +130,10 @@ def _write_back(runtime: Runtime, swapped: list[_Place]) -> None:
         ]
         wholes = [_current(module, attribute, name, parameter.shape) for name, module, attribute, parameter in swapped]
         names = [*(leaf.name for leaf in runtime.leaves), *(name for name, _, _, _ in swapped)]
+        for index in runtime.shards.without_values:
+            if (missing := int(edited[index].isnan().sum())) not in (0, edited[index].numel()):
+                expected = "all elements or none written, as it has no values yet"
+                raise ValueError(f"full_params: '{names[index]}': expected {expected}, got {missing} that are not")
         pairs = zip(names, (*edited, *wholes), strict=True)
         facts += [f"'{name}' of values with checksum {int(checksum(whole)):x}" for name, whole in pairs]
     new_parts = [local_part(cut_like(whole, place[-1])) for place, whole in zip(swapped, wholes, strict=True)]
@@ -147,6 +151,7 @@ def _write_back(runtime: Runtime, swapped: list[_Place]) -> None:
     for (_, _, _, parameter), new_part in zip(swapped, new_parts, strict=True):
         local_part(parameter).copy_(new_part)
     runtime.publish()
+    runtime.forget_logits()
 
 
 def _current(module: nn.Module, attribute: str, name: str, shape: torch.Size) -> torch.Tensor:

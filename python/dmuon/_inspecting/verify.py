@@ -91,16 +91,18 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
 
     Raises:
         ValueError: the optimizer is not this model's, gradients wait for a step, weights or momentum are not finite, or
-            they are offloaded.
+            they are offloaded; or, over several nodes, the call is inside `no_sync`.
     """
     runtime = runtime_of(model, "verify")
     runtime.meet("verify()")
-    if runtime.no_sync_depth:
-        raise ValueError("verify: model: expected a call outside of no_sync, got one inside: gradients stay at nodes")
     with agreement(runtime.ranks, "verify"):
         opt = getattr(opt, "optimizer", opt)  # Accelerate and Fabric wrap it
         if not isinstance(opt, Muon) or opt._runtime is not runtime:
             raise ValueError("verify: opt: expected the dmuon.Muon of this model, got another optimizer")
+        if runtime.no_sync_depth and runtime.ranks.num_replicates > 1:
+            raise ValueError(
+                "verify: expected a call outside of no_sync, got one inside: gradients stay in their nodes"
+            )
         waiting = [p for p in runtime.placeholders if p.grad is not None]
         if waiting:
             raise ValueError(

@@ -17,6 +17,9 @@ class AfterStep(Protocol):
     def problem(self) -> str | None:
         """Returns what is wrong with this rank's maxima, and forgets it. Then all ranks raise."""
 
+    def forget(self) -> None:
+        """Begins the step's maxima anew: a load or a write has replaced the weights that have shown them."""
+
     def settings(self) -> list[str]:
         """Returns what must be equal on all ranks."""
 

@@ -47,6 +47,7 @@ class ModelLoad:
         self._index = {leaf.name: index for index, leaf in enumerate(leaves)}
         self._strict: bool | None = None  # `strict` while the model's own load_state_dict runs, else None
         self._load: _Load | None = None
+        self._errors: list[str] = []  # torch's own list in the load of the model, or of a module around it
         parts = [module for module in model.modules() if module is not model and module._parameters]
         self._hooks = {part: part.register_load_state_dict_pre_hook(self._before_load_of_module).id for part in parts}
         self._hooks[model] = model.register_load_state_dict_pre_hook(self._before_load).id
@@ -78,18 +79,18 @@ class ModelLoad:
 
     def _before_load(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         self._runtime.refuse_lost_load()
-        self._load = None
+        self._load, self._errors = None, rest[-1]
         if self._runtime.leaves and not self._runtime.whole:
             late = _changed_later(module)
             taken = self._checked(module, state_dict, prefix, self._strict, late)
             if late:
-                self._load = _Load(rest[-1], taken)
+                self._load = _Load(self._errors, taken)
             else:
                 self._commit(taken)
 
     def _before_load_of_module(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Takes a module's values. If the model's own hook came first, its values are placeholders already."""
-        self._runtime.refuse_lost_load()
+        self._runtime.refuse_lost_load(of_matrices=any(isinstance(p, OwnedTensor) for p in module._parameters.values()))
         held: dict[str, Any] = {
             f"{prefix}{name}": p for name, p in module._parameters.items() if isinstance(p, OwnedTensor)
         }
@@ -107,11 +108,15 @@ class ModelLoad:
             state_dict[key] = parameter
 
     def _after_load(self, module: nn.Module, incompatible: Any) -> None:
-        if not incompatible.missing_keys:
-            self._runtime.step_agreement.torn.discard("model")
         load, self._load = self._load, None
-        if load is None:
-            return
+        if load is not None:
+            self._commit_late(load, incompatible)
+        named = nn.Module.named_parameters(module, remove_duplicate=False)
+        moved = {_key(name, {}) for name, parameter in named if parameter.requires_grad}
+        if not self._errors and moved.isdisjoint(_key(key, {}) for key in incompatible.missing_keys):
+            self._runtime.step_agreement.torn.discard("model")
+
+    def _commit_late(self, load: _Load, incompatible: Any) -> None:
         with agreement(self._runtime.ranks, _LOAD) as facts:
             facts += [
                 f"'{self._runtime.leaves[index].name}' {form(load.values[index])}" for index in sorted(load.values)
@@ -128,6 +133,7 @@ class ModelLoad:
         if loaded:
             self._runtime.shards.write_weights(loaded)
             self._runtime.publish()
+            self._runtime.forget_logits()
 
     def _loaded_so_far(self, module: nn.Module) -> str:
         return " Nothing has been loaded." if module is self._runtime.model else ""

@@ -58,7 +58,8 @@ class Muon(torch.optim.Optimizer):
     logs it. On an accelerator nothing in a step waits for the device.
 
     Attributes:
-        accepts_other_views: set to True to let `load_state_dict` load a state with other views (dmuon.views).
+        accepts_other_views: set to True to let `load_state_dict` load a state with other views (dmuon.views), other
+            names, or other `muon_groups` of equal sizes.
         _step_supports_amp_scaling: set to True for torch.amp.GradScaler. The scaler then sets `grad_scale` if it has
             not unscaled, and always calls `step`, which itself finds values that are not finite on any rank. So the
             scaler does not wait for the device. False by default: with True, Lightning refuses to clip, and
@@ -421,7 +422,7 @@ class Muon(torch.optim.Optimizer):
         write_state(runtime, loaded)
         runtime.step_agreement.torn.discard("optimizer")
         owned = self._owned_states()
-        # The former have run, and the latter see the whole state below.
+        # Hooks before a load have run. Those after it see the whole state, below.
         self._optimizer_load_state_dict_pre_hooks = OrderedDict()
         self._optimizer_load_state_dict_post_hooks = OrderedDict()
         try:

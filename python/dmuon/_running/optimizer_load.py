@@ -39,8 +39,10 @@ def checked_state(
         lrs = runtime.step_agreement.first_lrs
         loaded = fitting_state(state_dict, groups, leaf_of, names, runtime.shards, lrs, facts)
         facts.append(f"accepts_other_views {optimizer.accepts_other_views}")
-        require_saved_views(state_dict["param_groups"], runtime.leaves, optimizer.accepts_other_views)
-        require_saved_members(state_dict["param_groups"], members_of(groups, leaf_of, runtime.leaves))
+        if not optimizer.accepts_other_views:
+            require_saved_views(state_dict["param_groups"], runtime.leaves)
+            members = members_of(groups, leaf_of, runtime.leaves)
+            require_saved_members(state_dict["param_groups"], members)
     return state_dict, loaded
 
 

@@ -279,6 +279,11 @@ class Runtime:
         if self.device.type != "cpu":
             let_gathers_wait(self.fsdp_modules)
 
+    def forget_logits(self) -> None:
+        """Forgets what forwards have shown of weights that are replaced."""
+        if (after := self.step_agreement.after_step) is not None:
+            after.forget()
+
     def refuse_inside_full_params(self, what: str) -> None:
         """Raises ValueError while every weight is whole, or offloaded."""
         self.refuse_offloaded(what)
@@ -310,9 +315,12 @@ class Runtime:
                 "Expected: a process that is spawned (start_method='spawn'), or a model that the child makes."
             )
 
-    def refuse_lost_load(self) -> None:
-        """Raises ValueError if values from the model's `load_state_dict` would be lost."""
-        self.refuse_while_averaged("load_state_dict()")
+    def refuse_lost_load(self, of_matrices: bool = True) -> None:
+        """Raises ValueError if values from a `load_state_dict` would be lost. `offload` leaves all but matrices."""
+        if of_matrices:
+            self.refuse_offloaded("load_state_dict()")
+        if self.is_averaged:
+            raise ValueError(_inside_applied("load_state_dict()"))
         if self.whole and not self.writes_back:
             raise ValueError(
                 "dmuon.full_params: load_state_dict() inside it without writeback would be lost. Expected: `with "

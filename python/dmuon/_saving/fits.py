@@ -1,4 +1,4 @@
-"""Whether a saved value fits a tensor that no owner has, and the form of a value, which all ranks must have alike."""
+"""Checks whether a saved value fits a tensor that no owner has. Says how ranks hold it, which must be alike."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from dmuon._setup.slices import other_cut
 def misfit(like: Any, value: Any, by_copy: bool = False) -> str | None:
     """Returns the reason why a tensor like this one cannot take a value, or None.
 
-    `by_copy`: True if torch's copy_ takes it, which places DTensors of one mesh otherwise, and cuts no whole tensors.
+    `by_copy`: True if torch's load of a module takes it, which places DTensors of one mesh otherwise, and cuts no whole
+    tensors.
     """
     shape, got = tuple(like.shape), tuple(getattr(value, "shape", ()))
     if not isinstance(value, torch.Tensor):
         return f"expected a tensor, got {type(value).__name__}"
-    if got != shape and not (shape == () and got == (1,)):
+    if got != shape and not (by_copy and shape == () and got == (1,)):  # of old checkpoints, which torch takes
         return f"expected shape {shape}, got {got}"
     if not isinstance(like, DTensor):
         return None if not isinstance(value, DTensor) else "expected a whole tensor, got a DTensor"

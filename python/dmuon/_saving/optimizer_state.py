@@ -168,8 +168,6 @@ def _read_leaf(loaded: LoadedState, index: int, name: str, state: Any, shards: O
     for key in shards.states:
         if not isinstance(state, Mapping) or key not in state:
             raise ValueError(f"{_LOAD}: state of '{name}': expected '{key}', got {_described(state)}")
-    if unknown := sorted(state.keys() - loaded.owned.keys()):
-        raise ValueError(f"{_LOAD}: state of '{name}': expected no other than {list(loaded.owned)}, got {unknown}")
     for key, owned in loaded.owned.items():
         if key not in state or (key == MASTER and shards.dtypes[index] == torch.float32):
             continue

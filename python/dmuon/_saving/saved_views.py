@@ -29,12 +29,11 @@ def without_views(algorithm: str) -> str:
     return algorithm.partition(" ")[0]
 
 
-def require_saved_views(groups: Sequence[dict[str, Any]], leaves: Sequence[Leaf], accepts_others: bool) -> None:
+def require_saved_views(groups: Sequence[dict[str, Any]], leaves: Sequence[Leaf]) -> None:
     """Checks saved groups. Groups without views, by torch's optimizers or by an older dmuon, fit.
 
     Raises:
-        ValueError: a text is none of dmuon's. Or, unless `accepts_others`, a leaf has other views now, or another name.
-            Names the leaf.
+        ValueError: a leaf has other views now, or another name. Names the leaf.
     """
     words = {text for group in groups if (text := str(group.get("algorithm", "")).partition(" ")[2])}
     for text in words:
@@ -46,8 +45,6 @@ def require_saved_views(groups: Sequence[dict[str, Any]], leaves: Sequence[Leaf]
             raise ValueError(
                 f"Muon.load_state_dict: algorithm: expected views as dmuon saves them, got {text}"
             ) from None
-        if accepts_others:
-            continue
         ours = [described(leaf.views, leaf.shape) for leaf in leaves]
         differing = [
             f"'{leaf.name}' was {then or _WHOLE} and is {now or _WHOLE} now"

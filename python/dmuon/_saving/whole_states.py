@@ -66,8 +66,9 @@ class _Held:
         result: Any = destination
         if result is None:
             result = {} if self._versions is None else OrderedDict()
-        if self._versions is not None:
-            result._metadata = versions = getattr(result, "_metadata", OrderedDict())
-            versions.update((f"{prefix}{path}".removesuffix("."), of) for path, of in self._versions.items())
+        if destination is None and self._versions is not None:
+            result._metadata = OrderedDict()
+        if self._versions is not None and hasattr(result, "_metadata"):
+            result._metadata.update((f"{prefix}{path}".removesuffix("."), of) for path, of in self._versions.items())
         result.update((prefix + name, value) for name, value in self._state.items())
         return result  # type: ignore[no-any-return]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -21,8 +20,7 @@ class _Rule(NamedTuple):
     moves_weights: bool
     states: States
     native: _C.UserFunction
-    described: str  # alike on all ranks
-    closed_over: str
+    described: str
 
 
 _registered: dict[str, _Rule] = {}
@@ -38,13 +36,13 @@ def add(name: str, function: Function, moves_weights: bool, states: States) -> s
     how = "moves weights" if moves_weights else "changes updates"
     described = f"{how} by {_name_of(function)}, with states {states}"
     of_engine = _C.UserFunction(name, sides, moves_weights, call)
-    made = _Rule(function, moves_weights, states, of_engine, described, _closed_over(function))
+    made = _Rule(function, moves_weights, states, of_engine, described)
     former = _registered.setdefault(name, made)
     # Lambdas, and objects of one class, have one name whatever they do.
     is_named = hasattr(function, "__qualname__") or isinstance(function, functools.partial)
     is_same = former.function is function or (is_named and "<lambda>" not in described)
-    if not is_same or former[-2:] != made[-2:]:
-        return former.described + former.closed_over
+    if not is_same or former.described != described:
+        return former.described
     _registered[name] = made
     return None
 
@@ -108,17 +106,6 @@ def _name_of(function: Any) -> str:
         return f"{_name_of(function.func)} with {args}, {keywords}"
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
-
-
-def _closed_over(function: Any) -> str:
-    """Returns the numbers and words of the functions around one: those that one factory makes have one name."""
-    cells = getattr(function, "__closure__", None) or ()
-    values = {}
-    for name, cell in zip(function.__code__.co_freevars if cells else (), cells, strict=True):
-        with contextlib.suppress(ValueError):  # it has no value yet
-            if isinstance(cell.cell_contents, int | float | str):
-                values[name] = cell.cell_contents
-    return f" with {values}" if values else ""
 
 
 def _of_argument(value: Any) -> str:

@@ -16,7 +16,7 @@ double most_received(const std::vector<double>& parts);
 /// @param received   most_received() of the parts.
 /// @param most       the largest part.
 /// @param publishes  the parts are weights: on more than 4 members a part goes down a tree, so that
-///                   its owner sends it log2(members) times.
+///                   its owner sends it log2(members) times, rounded up.
 double busiest_direction(double received, double most, int num_members, bool publishes);
 
 /// The time that one step's messages between nodes take on the wire, alone.

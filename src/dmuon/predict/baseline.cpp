@@ -84,7 +84,7 @@ class Writer {
     add({.kind = Kind::kPublishIntra, .subject = UnitIndex(unit)});
     if (blocks_) await(unit);
   }
-  // When those of the unit before the last one have gone, which gives them room.
+  // Waits until those of the unit before the last one have gone, because there is room for two.
   void gather_directions(int unit) {
     if (!shards_) return;
     schedule::Operation gather{.kind = Kind::kPublishIntra, .subject = UnitIndex(unit)};

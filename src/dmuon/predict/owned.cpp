@@ -195,9 +195,13 @@ OwnedDurations::Shares OwnedDurations::shares_of(const schedule::UnitLayout& uni
   const Columns columns = columns_of(unit, publishes);
   shares.columns = rates_.inter_us(columns, publishes);
   shares.idle_us.resize(columns.size());
+  // Columns wait for their latencies at once; only bytes share the adapter.
+  const std::vector<double> latency_us = rates_.inter_us(
+      Columns(columns.size(), std::vector<double>(columns.front().size())), publishes);
   for (std::size_t i = 0; i < columns.size(); ++i) {
     const double bytes = std::accumulate(columns[i].begin(), columns[i].end(), 0.0) * senders();
-    if (bytes == 0 && !setting_.network.per_device) shares.idle_us[i] = shares.columns[i];
+    if (bytes == 0 && !setting_.network.per_device)
+      shares.idle_us[i] = shares.columns[i] - latency_us[i];
     shares.columns[i] = bytes > 0 ? shares.columns[i] / bytes : 0;
   }
   return shares;
@@ -247,8 +251,8 @@ void OwnedDurations::fill_directions(bool publishes) {
       if (apart_us[i] <= 0 || us[unit][i] <= 0) continue;
       const double filled = (together_us[i] - latency_us[i]) / apart_us[i];
       const double bytes_us = (us[unit][i] - latency_us[i]) * filled;
-      for (double* of : {&shares[unit].columns[i], &shares[unit].idle_us[i]})
-        *of *= (bytes_us + latency_us[i]) / us[unit][i];
+      shares[unit].columns[i] *= (bytes_us + latency_us[i]) / us[unit][i];
+      shares[unit].idle_us[i] *= filled;
     }
   }
 }
@@ -277,7 +281,7 @@ double OwnedDurations::message_us(Owner rank, const simulate::Issue& issue,
          (in_row ? shares.row : shares.columns[column_of(rank)]);
 }
 
-// Otherwise the column's next unit would have the adapter to itself.
+// A column without bytes waits for the others: else its next unit would have the adapter to itself.
 double OwnedDurations::idle_us(Owner rank, const simulate::Issue& issue) {
   if (issue.lane() != schedule::Lane::kInter) return 0;
   return times_sent(setting_.plan, issue) * shares_of(issue).idle_us[column_of(rank)];

@@ -47,7 +47,7 @@ struct Prediction {
   double optimizer_ms = 0;
   double update_ms = 0;  ///< Newton-Schulz and what is around it, of the slowest rank
   PerPhase<PerCause<double>> waits_ms{};
-  schedule::PerLane<double> busy_ms{};  ///< with the time that a message waits for its members
+  schedule::PerLane<double> busy_ms{};  ///< with waits for members, and for others on one adapter
   double intra_bytes = 0;   ///< that the busiest device receives from, or sends to, its node
   double inter_bytes = 0;   ///< likewise, other nodes
   double memory_bytes = 0;  ///< of parameters, gradients, state and buffers: the fullest rank

@@ -11,8 +11,8 @@ namespace dmuon::predict {
 /// Durations of a device's own work and of messages, in microseconds.
 class Rates {
  public:
-  /// Of fused AdamW, an element: reads parameter, gradient and two moments; writes all but the
-  /// gradient.
+  /// Bytes an element of fused AdamW, which reads parameter, gradient and two moments, and writes
+  /// all but the gradient.
   static constexpr double kAdamwBytes = 28;
 
   explicit Rates(const Setting& setting);

@@ -87,7 +87,7 @@ class Machine {
     return run_.origins[rank][static_cast<std::size_t>(index)];
   }
 
-  // What an operation takes beside its messages.
+  // Returns the time that an operation takes beside its messages.
   double work_us(Owner rank, const Issue& of, bool has_messages) {
     const bool on_batch = of.lane() == Lane::kUpdate || of.lane() == Lane::kSlices;
     if (of.compute || on_batch) return durations_.work_us(rank, of);
