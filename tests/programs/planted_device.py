@@ -8,7 +8,6 @@ LANE = "src/dmuon/wire/lane.cpp"
 AUTOGRAD = "src/dmuon/engine/autograd.cpp"
 BUFFER = "src/dmuon/wire/buffer.cpp"
 ENGINE = "src/dmuon/engine/engine.cpp"
-ENGINE_H = "src/dmuon/engine/engine.h"
 EXECUTOR_UPDATE = "src/dmuon/engine/executor_update.cpp"
 EXECUTOR_H = "src/dmuon/engine/executor.h"
 UNIT = "src/dmuon/engine/unit.cpp"
@@ -63,8 +62,8 @@ DEVICE = (
     ),
     Planted(
         "readers_do_not_await_a_late_update",
-        ENGINE_H,
-        "    resolver_.finish_update();\n    executor_.await_update();\n",
+        ENGINE,
+        "  resolver_.finish_update();\n  executor_.await_update();\n",
         "",
         "States, weights and norms are read while an update changes them.",
         on_device=True,

@@ -55,7 +55,7 @@ class HeadRows:
         self._sources = torch.cat(pieces).to(runtime.device) if pieces else None
 
     def resting(self, group_of: Sequence[int]) -> list[str]:
-        """Returns the modules of which a step does not update all projections: a clip would change what is frozen.
+        """Returns the modules that a step must not clip: it leaves a projection or a bias of theirs as it is.
 
         Args:
             group_of: by parameter; negative if the step does not update it.
