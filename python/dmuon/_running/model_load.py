@@ -47,7 +47,8 @@ class ModelLoad:
         self._index = {leaf.name: index for index, leaf in enumerate(leaves)}
         self._strict: bool | None = None  # `strict` while the model's own load_state_dict runs, else None
         self._load: _Load | None = None
-        self._errors: list[str] = []  # torch's own list in the load of the model, or of a module around it
+        # Of the load that runs, of the model or of a module around it: the model's prefix, torch's own list.
+        self._prefix, self._errors = "", list[str]()
         parts = [module for module in model.modules() if module is not model and module._parameters]
         self._hooks = {part: part.register_load_state_dict_pre_hook(self._before_load_of_module).id for part in parts}
         self._hooks[model] = model.register_load_state_dict_pre_hook(self._before_load).id
@@ -79,7 +80,7 @@ class ModelLoad:
 
     def _before_load(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         self._runtime.refuse_lost_load()
-        self._load, self._errors = None, rest[-1]
+        self._load, self._prefix, self._errors = None, prefix, rest[-1]
         if self._runtime.leaves and not self._runtime.whole:
             late = _changed_later(module)
             taken = self._checked(module, state_dict, prefix, self._strict, late)
@@ -112,7 +113,7 @@ class ModelLoad:
         if load is not None:
             self._commit_late(load, incompatible)
         named = nn.Module.named_parameters(module, remove_duplicate=False)
-        moved = {_key(name, {}) for name, parameter in named if parameter.requires_grad}
+        moved = {_key(f"{self._prefix}{name}", {}) for name, parameter in named if parameter.requires_grad}
         if not self._errors and moved.isdisjoint(_key(key, {}) for key in incompatible.missing_keys):
             self._runtime.step_agreement.torn.discard("model")
 
