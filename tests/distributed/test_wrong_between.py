@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -70,6 +71,11 @@ def load_between(mesh: Any, strict: bool) -> None:
 def save_between(mesh: Any) -> None:
     model = dedicated(mesh)
     model.state_dict()
+
+
+@refused("the model was pickled between dedicate_params and Muon", "after Muon its state_dict()")
+def pickled_between(mesh: Any) -> None:
+    pickle.dumps(dedicated(mesh))
 
 
 BETWEEN = "between dedicate_params and Muon no module holds its matrices"

@@ -25,20 +25,33 @@ class Handle(Protocol):
     def remove(self) -> None: ...
 
 
+class _Refusal:
+    """A hook that refuses what runs it, and that its module is pickled."""
+
+    def __init__(self, problem: str) -> None:
+        self._problem = problem
+
+    def __call__(self, *_: Any) -> None:
+        raise ValueError(f"dedicate_params: {self._problem}")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self  # the leaves refuse
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ValueError(
+            "dedicate_params: the model was pickled between dedicate_params and Muon, as torch.save(model) does. "
+            "Expected: before dedicate_params; or after Muon its state_dict()."
+        )
+
+
 def guards(model: nn.Module, leaves: Iterable[Leaf]) -> list[Handle]:
     """Refuses forwards, state dicts and changes of leaves until Muon removes the handles that this returns."""
 
-    def refusing(problem: str) -> Callable[..., None]:
-        def refuse(*_: Any) -> None:
-            raise ValueError(f"dedicate_params: {problem}")
-
-        return refuse
-
-    refuse_forward = refusing(
+    refuse_forward = _Refusal(
         "a forward ran between dedicate_params and Muon. Expected: dedicate_params(model), fully_shard, "
         "dmuon.Muon(model), then the first forward."
     )
-    refuse_state = refusing(
+    refuse_state = _Refusal(
         "a state dict was taken or loaded between dedicate_params and Muon. Expected: load weights before "
         "dedicate_params, or after Muon. Under Accelerate: accelerator.prepare, then dmuon.prepare in place of both."
     )
