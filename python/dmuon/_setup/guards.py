@@ -46,7 +46,6 @@ class _Refusal:
 
 def guards(model: nn.Module, leaves: Iterable[Leaf]) -> list[Handle]:
     """Refuses forwards, state dicts and changes of leaves until Muon removes the handles that this returns."""
-
     refuse_forward = _Refusal(
         "a forward ran between dedicate_params and Muon. Expected: dedicate_params(model), fully_shard, "
         "dmuon.Muon(model), then the first forward."
