@@ -379,6 +379,13 @@ def test_a_load_of_all_that_trains_makes_a_torn_step_good():
     with pytest.raises(ValueError, match="load_state_dict of the model and of the optimizer"):
         opt.step()
     opt.zero_grad()
+    with suppress(KeyError), dmuon.full_params(model, writeback=True):
+        model.load_state_dict(wrong, strict=False)
+        raise KeyError
+    loss_of(model, batch(0)).backward()
+    with pytest.raises(ValueError, match="load_state_dict of the model and of the optimizer"):
+        opt.step()
+    opt.zero_grad()
     model.load_state_dict(wrong, strict=False)
     loss_of(model, batch(0)).backward()
     opt.step()

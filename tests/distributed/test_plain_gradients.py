@@ -198,11 +198,13 @@ def test_gradients_that_share_memory_are_means(ranks, size):
         torch.testing.assert_close(torch.tensor(gradients), torch.tensor(expected), rtol=1e-4, atol=1e-6)
 
 
-def assigned(s: Session) -> None:
+def assigned(s: Session, looks: bool) -> None:
     """After a backward each rank replaces gradients of AdamW's by its own of another loss."""
     s.start(make_gpt(depth=1), units=None)
     for step in range(2):
         s.backward(language_loss(step, s.size))
+        if looks and not s.reference:
+            dmuon.grad_norms(s.model)
         for name in ("head.weight", "norm.weight"):
             parameter = s.model.get_parameter(name)
             own = [(1.0 + rank) * parameter.detach() for rank in s.each_rank()]
@@ -211,8 +213,9 @@ def assigned(s: Session) -> None:
         s.step()
 
 
-def test_assigned_gradients_are_averaged(ranks):
-    *notes, expected = check(ranks, assigned, schedule=REPLICATED)
+@pytest.mark.parametrize("looks", [False, True])
+def test_assigned_gradients_are_averaged(ranks, looks):
+    *notes, expected = check(ranks, assigned, schedule=REPLICATED, looks=looks)
     for norms in notes:
         assert norms == pytest.approx(expected, rel=1e-4)
 

@@ -80,6 +80,21 @@ def gradients_cleared_on_one_rank(mesh: Any) -> None:
     opt.step()
 
 
+@refused("some ranks have cleared the gradient of 'blocks.", "others have kept it. Expected: all ranks clear it", by=0)
+@refused("some ranks have cleared the gradient of 'blocks.", "others have kept it. Expected: all ranks clear it", by=1)
+def gradient_of_others_cleared(mesh: Any, by: int) -> None:
+    """By a rank that has skipped the module."""
+    torch.manual_seed(0)
+    s = Session(mesh, AHEAD)
+    model = s.start(Skips(), units=None)
+    for step in range(2):
+        s.backward(lambda model, rank, step=step: model(torch.ones(2, 10), (1,) if rank == by and step else ()).sum())
+        if step and s.rank == by:
+            for parameter in model.blocks[1].parameters():
+                parameter.grad = None
+        s.step()
+
+
 @refused("some ranks have cleared the gradient of 'blocks.", "others have kept it. Expected: all ranks clear it")
 def gradients_of_no_sync_cleared_on_one_rank(mesh: Any) -> None:
     model, opt = ready(mesh, fsdp=False)

@@ -60,7 +60,7 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     for held, whole in (*zip(runtime.placeholders, wholes, strict=True), *((p, others[id(p)]) for p in parameters)):
         give_attributes(whole, vars(held))
     hooks = _suspend_load_hooks([module for _, module, _, _ in swapped])
-    runtime.whole, runtime.writes_back = True, writeback
+    runtime.whole, runtime.writes_back, runtime.was_loaded = True, writeback, False
     try:
         for leaf, whole in zip(runtime.leaves, wholes, strict=True):
             for place in leaf.places:
@@ -152,6 +152,8 @@ def _write_back(runtime: Runtime, swapped: list[_Place]) -> None:
         local_part(parameter).copy_(new_part)
     runtime.publish()
     runtime.forget_logits()
+    if runtime.was_loaded:
+        runtime.step_agreement.torn.discard("model")
 
 
 def _current(module: nn.Module, attribute: str, name: str, shape: torch.Size) -> torch.Tensor:

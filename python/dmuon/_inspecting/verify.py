@@ -110,7 +110,7 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
                 "Call it before backward, or after step() and zero_grad()."
             )
         _require_finite(runtime)
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(runtime.device.type, enabled=False):
         publication = _worst(runtime, _publication_differences(runtime))
         routing = _worst(runtime, _routing_differences(runtime))
         # A user's rule may raise at one owner. Under tensor parallelism, which has none, ranks wait for slices.

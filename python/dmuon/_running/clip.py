@@ -28,7 +28,7 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Scales gradients of `model` so that their joint 2-norm is at most `max_norm`. Collective over the mesh.
 
-    Gradients of parameters that are in no group of the optimizer neither count nor change.
+    Gradients of AdamW's parameters that are in no group of the optimizer neither count nor change.
 
     Sends one message, which the next `step()` then does not send; two, and a mean, if gradients of AdamW's parameters
     that no fully_shard manages are no means yet, as after `no_sync`. The norm is of the mean gradient over all ranks,

@@ -11,6 +11,7 @@ import torch.nn as nn
 from torch.distributed.fsdp import FSDPModule
 
 from dmuon import _C
+from dmuon._running.changed_inputs import take_changes
 from dmuon._running.readers import explain_mixed
 from dmuon._running.runtime import Runtime
 from dmuon._running.structures import (
@@ -65,10 +66,16 @@ def _end(runtime: Runtime) -> Any:
             if runtime.one_thread.is_held_by_another():
                 return  # this thread's forward was refused, and the other's goes on
             runtime.one_thread.end()
+        read = runtime.last_met  # by an operation
         explain_mixed(runtime)
         runtime.end_forward()
         if torch.is_grad_enabled():
-            runtime.engine.watch_root_outputs(tensors_requiring_grad(output))
+            outputs = tensors_requiring_grad(output)
+            runtime.engine.watch_root_outputs(outputs)
+            if read is not None:
+                refuse = functools.partial(_refuse_changed_weights, runtime, runtime.leaves[read].name, runtime.version)
+                for tensor in outputs:
+                    tensor.register_hook(refuse)
 
     return end
 
@@ -84,6 +91,7 @@ class _Calls:
     ) -> None:
         self._runtime, self._index, self._autocast, self._reader = runtime, index, autocast, reader
         self._open: list[_C.Call] = []
+        self._inputs: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # of open calls: as given, as watched
         # Hooks prepended after fully_shard run before FSDP2's. So the engine issues the operations of a skipped unit
         # before FSDP2 can block the host. The same holds in a backward, because we watch inputs inside of FSDP2's hook
         # on them.
@@ -101,6 +109,7 @@ class _Calls:
         runtime.end_failed_backward()
         runtime.engine.before_forward(index, self._reader)
         self._open.append(_C.Call(self._reader))
+        self._inputs.append([])
         if not self._reader and runtime.units[index].host and _C.in_backward() and torch.is_grad_enabled():
             _refuse_second_recomputation(runtime, index)
         runtime.weights[index].begin_call(self._reader)
@@ -118,6 +127,8 @@ class _Calls:
         watched = self._runtime.engine.watch_inputs(self._index, inputs, *self._open[-1:])
         # Runs before the engine frees the weights, which a checkpoint inside the module may have changed once more.
         watched[0].register_hook(self._end_in_backward)
+        if self._inputs:
+            self._inputs[-1] = list(zip(inputs, watched, strict=True))
         by_input = dict(zip(map(id, inputs), watched, strict=True))
         return map_tensors((args, kwargs), lambda tensor: by_input.get(id(tensor), tensor))
 
@@ -129,11 +140,12 @@ class _Calls:
             self._read_in_backward(output)
             return
         call = [self._open.pop()] if self._open else []
+        inputs = self._inputs.pop() if self._inputs else []
         runtime.weights[index].end_call()
         runtime.engine.after_forward(index, self._reader)
         if not torch.is_grad_enabled():
             return
-        outputs = tensors_requiring_grad(output)
+        outputs = [*tensors_requiring_grad(output), *take_changes(runtime.units[index].label, inputs)]
         # Before any Python hook: all of a tensor's Python hooks, FSDP2's too, run in the place of its first one.
         runtime.engine.watch_outputs(index, outputs, *call)
         enters = functools.partial(self._enter_backward, runtime.version)
@@ -148,9 +160,10 @@ class _Calls:
 
         A checkpoint's recomputation of the call may read, and save, weights that others have put in.
         """
-        readers = self._runtime.readers[self._index]
+        readers, version = self._runtime.readers[self._index], self._runtime.version
 
         def read(gradient: torch.Tensor) -> None:
+            _refuse_changed_weights(self._runtime, self._runtime.units[self._index].label, version, gradient)
             if not torch.is_grad_enabled():
                 readers.begin()
                 readers.end()
@@ -194,14 +207,19 @@ class _Calls:
         opens_pass = not torch.is_grad_enabled()  # see Engine::enter_second_order
         if opens_pass and runtime.device.type == "cpu":  # elsewhere hooks run in threads of autograd's
             runtime.one_thread.begin_backward()
-        if runtime.version != version:
-            raise ValueError(
-                f"dmuon: a backward through '{runtime.units[self._index].label}', whose weights have changed since the "
-                "forward, by a step, a load or a write. Its gradients would be of neither weights. Expected: all "
-                "backwards of a forward before the change, or a new forward after it."
-            )
+        _refuse_changed_weights(runtime, runtime.units[self._index].label, version, gradient)
         if not self._reader:
             runtime.weights[self._index].show_weights()
+
+
+def _refuse_changed_weights(runtime: Runtime, name: str, version: int, gradient: torch.Tensor) -> None:
+    """Raises ValueError if the forward of a backward had another version of the weights."""
+    if runtime.version != version:
+        raise ValueError(
+            f"dmuon: a backward through '{name}', whose weights have changed since the forward, by a step, a load or a "
+            "write. Its gradients would be of neither weights. Expected: all backwards of a forward before the change, "
+            "or a new forward after it."
+        )
 
 
 def _dtype_of_autocast(runtime: Runtime, index: int) -> torch.dtype | None:

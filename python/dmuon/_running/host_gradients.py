@@ -39,6 +39,11 @@ def squared_norms(parameters: Sequence[nn.Parameter], device: torch.device, rank
         gradient: Any = parameter.grad
         if gradient is None:
             continue
+        if gradient.layout != torch.strided:
+            raise ValueError(
+                f"dmuon: the gradient of a parameter of shape {tuple(parameter.shape)} is sparse. Expected: "
+                "nn.Embedding(sparse=False)."
+            )
         is_cut = False
         if isinstance(gradient, DTensor):
             gradient = local_of(gradient, parameter.placements)  # type: ignore[attr-defined]

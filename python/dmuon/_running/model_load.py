@@ -112,10 +112,20 @@ class ModelLoad:
         load, self._load = self._load, None
         if load is not None:
             self._commit_late(load, incompatible)
-        named = nn.Module.named_parameters(module, remove_duplicate=False)
-        moved = {_key(f"{self._prefix}{name}", {}) for name, parameter in named if parameter.requires_grad}
-        if not self._errors and moved.isdisjoint(_key(key, {}) for key in incompatible.missing_keys):
-            self._runtime.step_agreement.torn.discard("model")
+        if not self._errors and self._has_all_that_trains(module, incompatible.missing_keys):
+            if self._runtime.whole:
+                self._runtime.was_loaded = True
+            else:
+                self._runtime.step_agreement.torn.discard("model")
+
+    def _has_all_that_trains(self, model: nn.Module, missing_keys: list[str]) -> bool:
+        """True if each parameter that trains was loaded by one of its names."""
+        missing = {_key(key, {}) for key in missing_keys}
+        loaded: dict[torch.Tensor, bool] = {}
+        for name, parameter in nn.Module.named_parameters(model, remove_duplicate=False):
+            if parameter.requires_grad:
+                loaded[parameter] = loaded.get(parameter, False) or _key(f"{self._prefix}{name}", {}) not in missing
+        return all(loaded.values())
 
     def _commit_late(self, load: _Load, incompatible: Any) -> None:
         with agreement(self._runtime.ranks, _LOAD) as facts:

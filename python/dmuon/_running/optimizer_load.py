@@ -9,6 +9,7 @@ from typing import Any
 
 from dmuon._running.runtime import Runtime
 from dmuon._saving.optimizer_state import LoadedState, fitting_state
+from dmuon._saving.owned_shards import MASTER
 from dmuon._saving.saved_members import members_of, require_saved_members
 from dmuon._saving.saved_views import require_saved_views
 from dmuon._setup.agreement import agreement
@@ -47,7 +48,7 @@ def checked_state(
 
 
 def write_state(runtime: Runtime, loaded: LoadedState) -> None:
-    """Writes owners' tensors, and makes units see the masters. Collective."""
+    """Writes owners' tensors, and makes units see masters among them. Collective."""
     for name, values in loaded.owned.items():
         runtime.shards.write(values, name)
     for index in loaded.anew:
@@ -57,4 +58,5 @@ def write_state(runtime: Runtime, loaded: LoadedState) -> None:
     if loaded.frozen and runtime.ranks.owner == 0:
         names = listed([f"'{name}'" for name in loaded.frozen], 1)
         logger.warning("dmuon: Muon.load_state_dict: no state of %s, frozen now: it begins anew (%s)", names, _WAY_OUT)
-    runtime.publish()
+    if loaded.owned[MASTER]:
+        runtime.publish()

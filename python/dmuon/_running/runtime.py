@@ -68,6 +68,7 @@ class Runtime:
         self.plan, self.units = plan, units
         self.device, self.tuned = device, tuned
         self.whole = self.writes_back = False  # inside full_params; at its end
+        self.was_loaded = False  # inside full_params, all that trains
         self.is_averaged = self.offloaded = False  # inside Ema.applied; after offload
         self._process = os.getpid()
         self.last_met: int | None = None  # leaf, by an operation in the forward that runs
@@ -280,9 +281,10 @@ class Runtime:
             let_gathers_wait(self.fsdp_modules)
 
     def forget_logits(self) -> None:
-        """Forgets what forwards have shown of weights that are replaced."""
+        """Forgets what forwards have shown of weights that are replaced. All ranks do."""
         if (after := self.step_agreement.after_step) is not None:
             after.forget()
+            self.engine.forget_verdict()  # which has the largest ones
 
     def refuse_inside_full_params(self, what: str) -> None:
         """Raises ValueError while every weight is whole, or offloaded."""

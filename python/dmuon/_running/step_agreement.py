@@ -103,9 +103,12 @@ class StepAgreement:
             )
         self.engine.settle_step()
         try:
+            if self.engine.agreed() and self.plain.has_open():
+                self.engine.forget_verdict()  # gradients were assigned since
             if self.engine.agreed():
                 found = self.engine.agree(None, 0)
             else:
+                self._others_finite = None  # which was of another verdict
                 after = self.after_step
                 problem = problem or problem_of_unreduced(self.model, self.fsdp_modules)
                 problem = problem or (after.problem() if after else None)
@@ -195,9 +198,9 @@ class StepAgreement:
         self._others_finite = None
         self.plain.made.clear()
 
-    def finite(self) -> torch.Tensor:
-        """Returns [] bool: True if the step applies. Collective as `verdict`."""
-        finite = self.verdict().finite()
+    def finite(self, verdict: _C.Verdict) -> torch.Tensor:
+        """Returns [] bool: True if the step of a verdict applies."""
+        finite = verdict.finite()
         return finite if self._others_finite is None else finite & self._others_finite
 
     def scale(self, factor: torch.Tensor) -> None:

@@ -179,7 +179,7 @@ def _read_leaf(loaded: LoadedState, index: int, name: str, state: Any, shards: O
 def _checked_adamw(parameter: torch.Tensor, name: str, state: Any, group: dict[str, Any]) -> dict[str, Any]:
     moments = adamw_moments(group)
     expected = {"step", *moments}
-    if not isinstance(state, Mapping) or state.keys() != expected:
+    if not isinstance(state, Mapping) or not expected <= state.keys():
         raise ValueError(f"{_LOAD}: state of '{name}': expected one with {sorted(expected)}, got {_described(state)}")
     moments_of_parameter = {}
     for key in moments:
@@ -190,7 +190,7 @@ def _checked_adamw(parameter: torch.Tensor, name: str, state: Any, group: dict[s
         if not isinstance(parameter, DTensor) and value.stride() != parameter.stride():
             value = torch.zeros_like(parameter, dtype=value.dtype).copy_(value)  # as fused kernels want it
         moments_of_parameter[key] = value
-    return {**moments_of_parameter, "step": torch.as_tensor(state["step"], dtype=torch.float32)}
+    return {**state, **moments_of_parameter, "step": torch.as_tensor(state["step"], dtype=torch.float32)}
 
 
 def _described(value: Any) -> str:

@@ -273,6 +273,8 @@ void init_engine(py::module_& module) {
   add_inspection(engine);
   module.def("in_backward", &engine::in_backward);
   module.def("this_backward", &engine::this_backward);
+  module.attr("LEAVING_BACKWARD") = engine::kLeavingBackward;
+  module.def("take_history", &engine::take_history, py::arg("tensor"), py::arg("changed"));
   module.def("accumulate_into", &engine::accumulate_into, py::arg("parameter"),
              py::arg("placeholder"));
 }

@@ -58,7 +58,7 @@ class LeavingBackward : public torch::autograd::Node {
     return std::move(gradients);
   }
 
-  std::string name() const override { return "DmuonLeavingBackward"; }
+  std::string name() const override { return kLeavingBackward; }
 
  private:
   std::function<void()> callback_;
@@ -121,6 +121,10 @@ std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& i
     torch::autograd::set_history(outputs.back(), node);
   }
   return outputs;
+}
+
+void take_history(const at::Tensor& tensor, const at::Tensor& changed) {
+  torch::autograd::impl::set_gradient_edge(tensor, torch::autograd::impl::gradient_edge(changed));
 }
 
 bool creates_graph() { return in_backward() && c10::GradMode::is_enabled(); }

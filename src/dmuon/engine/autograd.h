@@ -22,11 +22,18 @@ std::any after_accumulation(const at::Tensor& parameter, std::function<void()> c
 /// that has the placeholder had the parameter. The parameter's registration above outlives it.
 void accumulate_into(const at::Tensor& parameter, const at::Tensor& placeholder);
 
+/// The name of the node that before_leaving_backward() adds.
+inline constexpr const char* kLeavingBackward = "DmuonLeavingBackward";
+
 /// Returns tensors equal to `inputs` whose gradients pass through a node that calls `callback`.
 /// Autograd runs later nodes first, and accumulation before all. So all gradients of the consumers
 /// of these inputs have been accumulated when `callback` runs.
 std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& inputs,
                                                 std::function<void()> callback);
+
+/// Gives `tensor` the history of `changed`, which shares its memory and was changed in place: later
+/// uses of the tensor have the gradients of what it holds now. Views of it keep their history.
+void take_history(const at::Tensor& tensor, const at::Tensor& changed);
 
 /// Returns the number of the innermost backward that runs on this thread; -1 outside of any.
 int this_backward();

@@ -270,11 +270,12 @@ void Engine::take_new_gradients() {
   }
 }
 
-// Notes the gradients that this rank had at the end of its last backward and has cleared since.
+// Notes the gradients that the last backward has given and this rank has cleared since, also those
+// of modules that other ranks alone have used.
 void Engine::note_cleared(const core::Vector<core::LeafIndex, bool>& held) {
-  for (const core::LeafIndex leaf : leaves().indices()) {
-    for (const core::ParameterIndex part : leaves()[leaf].parameters)
-      if (!held[leaf] && executor_.has_gradient(part)) cleared_.insert(part);
+  for (const core::LeafIndex leaf : given_) {
+    const std::vector<core::ParameterIndex>& parts = leaves()[leaf].parameters;
+    if (!held[leaf]) cleared_.insert(parts.begin(), parts.end());
   }
 }
 
@@ -333,13 +334,16 @@ void Engine::end_backward() {
 void Engine::give_placeholder_gradients() {
   for (const core::LeafIndex leaf : placeholders_.indices()) {
     at::Tensor& placeholder = placeholders_[leaf];
-    if (placeholder.requires_grad()) placeholder.mutable_grad() = placeholder_gradients_[leaf];
+    if (!placeholder.requires_grad()) continue;
+    placeholder.mutable_grad() = placeholder_gradients_[leaf];
+    given_.insert(leaf);
   }
 }
 
 void Engine::clear_gradient(core::LeafIndex leaf) {
   verdict_.reset();
   resolver_.finish_routes();  // what is on its way would come back
+  given_.erase(leaf);
   for (const core::ParameterIndex part : leaves().at(leaf).parameters)
     executor_.clear_gradient(part);
 }

@@ -291,6 +291,7 @@ class Engine : private schedule::Performer {
   std::optional<Verdict> verdict_;
   core::Vector<core::LeafIndex, bool> kept_;  // when the verdict was found
   std::set<core::ParameterIndex> cleared_;    // see note_cleared(), since the last message
+  std::set<core::LeafIndex> given_;  // whose placeholders have had a gradient since a clear
   std::map<std::string, double> seconds_;
 };
 

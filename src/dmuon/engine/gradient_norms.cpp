@@ -35,7 +35,7 @@ at::Tensor Verdict::norms() const {
 }
 at::Tensor Verdict::finite() const { return at::isfinite(squared_norms.sum()); }
 void Verdict::scale(const at::Tensor& factor) {
-  squared_norms.mul_(factor.to(at::kDouble).square_());
+  squared_norms.mul_(factor.to(at::kDouble).square());
 }
 
 GradientNorms::GradientNorms(wire::Owned& owned, const wire::SlicedParameters& sliced,
