@@ -323,6 +323,23 @@ def test_hooks_after_a_load_see_the_whole_state():
     assert unlike(seen[0]["state"], saved["state"]) == unlike(opt.state_dict()["state"], saved["state"]) == []
 
 
+def test_what_users_put_into_the_state_is_saved_and_loaded():
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model)
+    matrix, vector = next(iter(opt._leaf_of)), opt.param_groups[-1]["params"][0]
+    opt.state[matrix]["visits"], opt.state[vector]["visits"], opt.state["run"] = torch.ones(2), torch.ones(3), {"id": 7}
+    opt.register_state_dict_post_hook(lambda opt, state: {"groups": state["param_groups"][0]["algorithm"], **state})
+    saved = opt.state_dict()
+    assert saved.pop("groups").startswith("muon ")
+    for key in (matrix, vector, "run"):
+        del opt.state[key]
+    opt.load_state_dict(saved)
+    assert opt.state["run"] == {"id": 7}
+    assert opt.state[matrix]["visits"].equal(torch.ones(2)) and opt.state[vector]["visits"].equal(torch.ones(3))
+    assert "momentum_buffer" in opt.state[matrix]
+
+
 def test_a_load_takes_amsgrad_of_the_saved_group():
     opts = []
     for _ in range(2):

@@ -391,13 +391,18 @@ class Muon(torch.optim.Optimizer):
             removed = removed_states(self.state, self._leaf_of)
             facts += [f"the state of '{parameter._name}' removed" for parameter in removed]
         self._runtime.renew_states(self.state, removed, self._leaf_of)
-        live = self.state
+        live, hooks = self.state, self._optimizer_state_dict_post_hooks
         self.state = saved_state(live, self.param_groups, self._leaf_of, self._runtime.shards)
+        self._optimizer_state_dict_post_hooks = OrderedDict()  # they see the groups as they are saved
         try:
             packed = super().state_dict()
         finally:
-            self.state = live
-        return with_saved_groups(packed, self.param_groups, self._leaf_of, self._runtime.leaves)
+            self.state, self._optimizer_state_dict_post_hooks = live, hooks
+        packed = with_saved_groups(packed, self.param_groups, self._leaf_of, self._runtime.leaves)
+        for hook in hooks.values():
+            changed = hook(self, packed)
+            packed = packed if changed is None else changed
+        return packed
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -430,6 +435,8 @@ class Muon(torch.optim.Optimizer):
         finally:
             self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks = before, after
             self.state.update(owned)
+            for parameter, index in self._leaf_of.items():
+                self.state[parameter].update(loaded.others.get(index, {}))
             self._skipped.load(self.param_groups)
             for group in self._adamw_groups():
                 self._adamw.complete(group)

@@ -28,8 +28,9 @@ class LoadedState:
     """The contents of a state dict that fits."""
 
     groups: list[dict[str, Any]]  # whole groups: keys that were not saved are as now; "params" as saved
-    adamw: dict[int, Any]  # AdamW's state, by the number of the parameter
+    adamw: dict[Any, Any]  # AdamW's state, by the number of the parameter; and what the user has put under other keys
     owned: dict[str, dict[int, torch.Tensor]]  # owners' tensors, by name and by the index of the leaf
+    others: dict[int, dict[str, Any]]  # what the user has put beside them, by the index of the leaf
     anew: list[int]  # leaves whose states begin anew
     frozen: list[str]  # names of parameters that are frozen now and whose state is not there
 
@@ -70,7 +71,8 @@ def fitting_state(
     pairs = enumerate(zip(groups, saved["param_groups"], strict=True))
     merged = [_merged(number, *pair, first_lrs[pair[0]["algorithm"]]) for number, pair in pairs]
     facts += [f"group {settings_of(group)}" for group in merged]
-    loaded = LoadedState(merged, {}, {name: {} for name in (*shards.states, MASTER)}, [], [])
+    of_user = {key: value for key, value in saved["state"].items() if not isinstance(key, int)}
+    loaded = LoadedState(merged, of_user, {name: {} for name in (*shards.states, MASTER)}, {}, [], [])
     fresh = not saved["state"]  # the optimizer had made no step
     for group, theirs, now in zip(groups, saved["param_groups"], merged, strict=True):
         for parameter, number in zip(group["params"], theirs["params"], strict=True):
@@ -99,6 +101,7 @@ def saved_state(
     """
     grouped = {parameter for group in groups for parameter in group["params"]}
     saved = defaultdict(dict, {parameter: dict(state) for parameter, state in live.items() if parameter in grouped})
+    saved.update((key, value) for key, value in live.items() if not isinstance(key, torch.Tensor))  # the user's
     for name in (*shards.states, MASTER):
         having = [parameter for parameter in leaf_of if name in saved.get(parameter, ())]
         found = shards.read([leaf_of[parameter] for parameter in having], name, torch.float32)
@@ -174,6 +177,7 @@ def _read_leaf(loaded: LoadedState, index: int, name: str, state: Any, shards: O
         if problem := shards.problem(index, state[key], key):
             raise ValueError(f"{_LOAD}: '{key}' of '{name}': {problem}")
         owned[index] = state[key]
+    loaded.others[index] = {key: value for key, value in state.items() if key not in loaded.owned}
 
 
 def _checked_adamw(parameter: torch.Tensor, name: str, state: Any, group: dict[str, Any]) -> dict[str, Any]:
