@@ -272,7 +272,6 @@ def offloaded(s: Session) -> Iterator[None]:
 CHANGES: dict[str, Callable[[Session], Any]] = {
     "step": lambda s: nullcontext(s.train(5)),
     "load_state_dict": lambda s: nullcontext(s.model.load_state_dict(s.model.state_dict())),
-    "opt.load_state_dict": lambda s: nullcontext(s.opt.load_state_dict(s.opt.state_dict())),
     "full_params": lambda s: dmuon.full_params(s.model),
     "applied": lambda s: dmuon.Ema(s.model, 0.5).applied(),
     "offload": offloaded,
@@ -284,7 +283,6 @@ CHANGES: dict[str, Callable[[Session], Any]] = {
     [
         ("step", "changed between two turns"),
         ("load_state_dict", "changed between two turns"),
-        ("opt.load_state_dict", "changed between two turns"),
         ("full_params", "dmuon.full_params: a turn of iter_full_params() inside it"),
         ("applied", "changed between two turns"),
         ("offload", "dmuon.offload: a turn of iter_full_params() after it"),
