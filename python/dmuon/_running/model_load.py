@@ -47,7 +47,7 @@ class ModelLoad:
         self._index = {leaf.name: index for index, leaf in enumerate(leaves)}
         self._strict: bool | None = None  # `strict` while the model's own load_state_dict runs, else None
         self._load: _Load | None = None
-        # Of the load that runs, of the model or of a module around it: the model's prefix, torch's own list.
+        # A load of the model, or of a module around it, has a prefix for the model, and torch's list of errors.
         self._prefix, self._errors = "", list[str]()
         parts = [module for module in model.modules() if module is not model and module._parameters]
         self._hooks = {part: part.register_load_state_dict_pre_hook(self._before_load_of_module).id for part in parts}

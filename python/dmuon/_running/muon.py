@@ -427,7 +427,7 @@ class Muon(torch.optim.Optimizer):
         write_state(runtime, loaded)
         runtime.step_agreement.torn.discard("optimizer")
         owned = self._owned_states()
-        # Hooks before a load have run. Those after it see the whole state, below.
+        # Hooks before a load have run. The others run at the end, where the state is whole.
         self._optimizer_load_state_dict_pre_hooks = OrderedDict()
         self._optimizer_load_state_dict_post_hooks = OrderedDict()
         try:

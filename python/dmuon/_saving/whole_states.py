@@ -65,8 +65,7 @@ class _Held:
         """Like `nn.Module.state_dict`, which a module around this one calls, and like an optimizer's."""
         result: Any = destination
         if result is None:
-            result = {} if self._versions is None else OrderedDict()
-        if destination is None and self._versions is not None:
+            result = OrderedDict()
             result._metadata = OrderedDict()
         if self._versions is not None and hasattr(result, "_metadata"):
             result._metadata.update((f"{prefix}{path}".removesuffix("."), of) for path, of in self._versions.items())
