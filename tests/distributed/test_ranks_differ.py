@@ -83,7 +83,7 @@ def gradients_cleared_on_one_rank(mesh: Any) -> None:
 @refused("some ranks have cleared the gradient of 'blocks.", "others have kept it. Expected: all ranks clear it", by=0)
 @refused("some ranks have cleared the gradient of 'blocks.", "others have kept it. Expected: all ranks clear it", by=1)
 def gradient_of_others_cleared(mesh: Any, by: int) -> None:
-    """By a rank that has skipped the module."""
+    """The rank that clears it has skipped the module."""
     torch.manual_seed(0)
     s = Session(mesh, AHEAD)
     model = s.start(Skips(), units=None)

@@ -21,7 +21,7 @@ def by_rows(name: str, module: Any, parameter: Any) -> Any:
 
 
 def figures(mesh: Any, schedule: Schedule, rule: str = "muon", **options: Any) -> list[dict[str, Any]]:
-    """Of each leaf and step: the weights' change, the cosine of gradient and momentum before, and the figures."""
+    """Returns for each leaf and step the weights' change, the cosine of gradient and momentum before, the figures."""
     model = make_gpt(depth=2)
     dedicate(model, mesh, schedule, **options)
     shard(model, mesh)

@@ -38,7 +38,7 @@ class StepClip:
 
     @property
     def is_averaged(self) -> bool:
-        """True inside Ema.applied, where logits are those of other weights."""
+        """True inside Ema.applied. Its forwards show logits of other weights."""
         return self._runtime.is_averaged
 
     def note(self, name: str, maxima: torch.Tensor) -> None:

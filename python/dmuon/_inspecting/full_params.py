@@ -130,15 +130,12 @@ def _write_back(runtime: Runtime, swapped: list[_Place]) -> None:
         ]
         wholes = [_current(module, attribute, name, parameter.shape) for name, module, attribute, parameter in swapped]
         names = [*(leaf.name for leaf in runtime.leaves), *(name for name, _, _, _ in swapped)]
-        for index in runtime.shards.without_values:
-            if (missing := int(edited[index].isnan().sum())) not in (0, edited[index].numel()):
-                expected = "all elements or none written, as it has no values yet"
-                raise ValueError(f"full_params: '{names[index]}': expected {expected}, got {missing} that are not")
+        unwritten = {index for index in runtime.shards.without_values if _is_unwritten(edited[index], names[index])}
         pairs = zip(names, (*edited, *wholes), strict=True)
         facts += [f"'{name}' of values with checksum {int(checksum(whole)):x}" for name, whole in pairs]
     new_parts = [local_part(cut_like(whole, place[-1])) for place, whole in zip(swapped, wholes, strict=True)]
     for index, new in enumerate(edited):
-        if index in runtime.shards.without_values and new.isnan().all():
+        if index in unwritten:
             continue
         runtime.shards.without_values.discard(index)
         slices = runtime.leaves[index].slices
@@ -154,6 +151,15 @@ def _write_back(runtime: Runtime, swapped: list[_Place]) -> None:
     runtime.forget_logits()
     if runtime.was_loaded:
         runtime.step_agreement.torn.discard("model")
+
+
+def _is_unwritten(whole: torch.Tensor, name: str) -> bool:
+    """True if nobody has written a matrix that had no values. Raises ValueError if it was written in part."""
+    missing = int(whole.isnan().sum())
+    if 0 < missing < whole.numel():
+        expected = "all elements or none written, as it has no values yet"
+        raise ValueError(f"full_params: '{name}': expected {expected}, got {missing} that are not")
+    return missing == whole.numel()
 
 
 def _current(module: nn.Module, attribute: str, name: str, shape: torch.Size) -> torch.Tensor:

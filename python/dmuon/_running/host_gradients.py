@@ -26,6 +26,11 @@ def add_up(words: torch.Tensor, ranks: Ranks, over_slices: bool = False) -> None
             dist.all_reduce(words, group=group)
 
 
+def sparse_error(name: str) -> ValueError:
+    """Returns the error of a parameter whose gradient is sparse."""
+    return ValueError(f"dmuon: the gradient of {name} is sparse. Expected: nn.Embedding(sparse=False).")
+
+
 def squared_norms(parameters: Sequence[nn.Parameter], device: torch.device, ranks: Ranks) -> torch.Tensor:
     """Returns [2] fp64: the squared norms of this rank's shards of gradients, and of what slots have as wholes.
 
@@ -40,10 +45,7 @@ def squared_norms(parameters: Sequence[nn.Parameter], device: torch.device, rank
         if gradient is None:
             continue
         if gradient.layout != torch.strided:
-            raise ValueError(
-                f"dmuon: the gradient of a parameter of shape {tuple(parameter.shape)} is sparse. Expected: "
-                "nn.Embedding(sparse=False)."
-            )
+            raise sparse_error(f"a parameter of shape {tuple(parameter.shape)}")
         is_cut = False
         if isinstance(gradient, DTensor):
             gradient = local_of(gradient, parameter.placements)  # type: ignore[attr-defined]

@@ -91,10 +91,10 @@ class ModelLoad:
 
     def _before_load_of_module(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Takes a module's values. If the model's own hook came first, its values are placeholders already."""
-        self._runtime.refuse_lost_load(of_matrices=any(isinstance(p, OwnedTensor) for p in module._parameters.values()))
         held: dict[str, Any] = {
             f"{prefix}{name}": p for name, p in module._parameters.items() if isinstance(p, OwnedTensor)
         }
+        self._runtime.refuse_lost_load(of_matrices=bool(held))
         given = {key: p for key, p in held.items() if key in state_dict and not is_same(state_dict[key], p)}
         if self._load is None or self._load.errors is not rest[-1]:
             if given:

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from dmuon import _C
 from dmuon._running.blocking import blocking_message
+from dmuon._running.host_gradients import sparse_error
 from dmuon._running.plain_parameters import PlainParameters
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import made_slots_group, slots_group
@@ -299,8 +300,7 @@ class PlainGradients:
             part = local_part(parameter)
             return part.new_zeros(part.numel(), dtype=dtype)
         if gradient.layout != torch.strided:
-            name = self._added.name_of(parameter)
-            raise ValueError(f"dmuon: the gradient of {name} is sparse. Expected: nn.Embedding(sparse=False).")
+            raise sparse_error(self._added.name_of(parameter))
         if isinstance(parameter, DTensor):
             gradient = parameter.grad = gradient.redistribute(placements=parameter.placements)
         return local_part(gradient).detach().reshape(-1).to(dtype)

@@ -20,7 +20,6 @@ class _Rule(NamedTuple):
     moves_weights: bool
     states: States
     native: _C.UserFunction
-    described: str
 
 
 _registered: dict[str, _Rule] = {}
@@ -33,16 +32,13 @@ def add(name: str, function: Function, moves_weights: bool, states: States) -> s
     """
     sides = [(state, _number(rows), _number(cols)) for state, (rows, cols) in states.items()]
     call = functools.partial(_call, function, tuple(states))
-    how = "moves weights" if moves_weights else "changes updates"
-    described = f"{how} by {_name_of(function)}, with states {states}"
-    of_engine = _C.UserFunction(name, sides, moves_weights, call)
-    made = _Rule(function, moves_weights, states, of_engine, described)
+    made = _Rule(function, moves_weights, states, _C.UserFunction(name, sides, moves_weights, call))
     former = _registered.setdefault(name, made)
     # Lambdas, and objects of one class, have one name whatever they do.
     is_named = hasattr(function, "__qualname__") or isinstance(function, functools.partial)
-    is_same = former.function is function or (is_named and "<lambda>" not in described)
-    if not is_same or former.described != described:
-        return former.described
+    is_same = former.function is function or (is_named and "<lambda>" not in _described(made))
+    if not is_same or _described(former) != _described(made):
+        return _described(former)
     _registered[name] = made
     return None
 
@@ -96,7 +92,12 @@ def fact(name: str) -> str:
     """Returns the line about a rule that must be equal on all ranks."""
     if name not in _registered:
         return f"rule {name}"
-    return f"rule {name}, which {_registered[name].described}"
+    return f"rule {name}, which {_described(_registered[name])}"
+
+
+def _described(rule: _Rule) -> str:
+    how = "moves weights" if rule.moves_weights else "changes updates"
+    return f"{how} by {_name_of(rule.function)}, with states {rule.states}"
 
 
 def _name_of(function: Any) -> str:

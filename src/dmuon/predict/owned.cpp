@@ -196,12 +196,11 @@ OwnedDurations::Shares OwnedDurations::shares_of(const schedule::UnitLayout& uni
   shares.columns = rates_.inter_us(columns, publishes);
   shares.idle_us.resize(columns.size());
   // Columns wait for their latencies at once; only bytes share the adapter.
-  const std::vector<double> latency_us = rates_.inter_us(
-      Columns(columns.size(), std::vector<double>(columns.front().size())), publishes);
+  const double latency_us = rates_.inter_latency_us(columns.front().size());
   for (std::size_t i = 0; i < columns.size(); ++i) {
     const double bytes = std::accumulate(columns[i].begin(), columns[i].end(), 0.0) * senders();
     if (bytes == 0 && !setting_.network.per_device)
-      shares.idle_us[i] = shares.columns[i] - latency_us[i];
+      shares.idle_us[i] = shares.columns[i] - latency_us;
     shares.columns[i] = bytes > 0 ? shares.columns[i] / bytes : 0;
   }
   return shares;
@@ -234,14 +233,14 @@ void OwnedDurations::fill_directions(bool publishes) {
   const auto num_columns = static_cast<std::size_t>(layout_.num_shards);
   Columns together(num_columns,
                    std::vector<double>(static_cast<std::size_t>(layout_.num_replicates)));
-  const std::vector<double> latency_us = rates_.inter_us(together, publishes);
+  const double latency_us = rates_.inter_latency_us(together.front().size());
   core::Vector<UnitIndex, std::vector<double>> us;
   std::vector<double> apart_us(num_columns);
   for (const UnitIndex unit : layout_.units.indices()) {
     const Columns columns = columns_of(layout_.units[unit], publishes);
     us.push_back(rates_.inter_us(columns, publishes));
     for (std::size_t i = 0; unit != kOutside && i < num_columns; ++i) {
-      apart_us[i] += us[unit][i] - latency_us[i];
+      apart_us[i] += us[unit][i] - latency_us;
       std::ranges::transform(together[i], columns[i], together[i].begin(), std::plus<>());
     }
   }
@@ -249,9 +248,9 @@ void OwnedDurations::fill_directions(bool publishes) {
   for (const UnitIndex unit : shares.indices()) {
     for (std::size_t i = 0; unit != kOutside && i < num_columns; ++i) {
       if (apart_us[i] <= 0 || us[unit][i] <= 0) continue;
-      const double filled = (together_us[i] - latency_us[i]) / apart_us[i];
-      const double bytes_us = (us[unit][i] - latency_us[i]) * filled;
-      shares[unit].columns[i] *= (bytes_us + latency_us[i]) / us[unit][i];
+      const double filled = (together_us[i] - latency_us) / apart_us[i];
+      const double bytes_us = (us[unit][i] - latency_us) * filled;
+      shares[unit].columns[i] *= (bytes_us + latency_us) / us[unit][i];
       shares[unit].idle_us[i] *= filled;
     }
   }

@@ -59,12 +59,16 @@ double Rates::intra_us(const std::vector<double>& parts, bool publishes) const {
          link_latency_us_ * steps_of_tree(parts.size());
 }
 
+double Rates::inter_latency_us(std::size_t num_nodes) const {
+  return num_nodes < 2 ? 0 : adapter_latency_us_ * steps_of_tree(num_nodes);
+}
+
 std::vector<double> Rates::inter_us(const std::vector<std::vector<double>>& parts,
                                     bool publishes) const {
   std::vector<double> us(parts.size(), 0.0);
   const std::size_t num_nodes = parts.front().size();
   if (num_nodes < 2) return us;
-  const double latency_us = adapter_latency_us_ * steps_of_tree(num_nodes);
+  const double latency_us = inter_latency_us(num_nodes);
   if (adapter_per_device_) {
     std::transform(parts.begin(), parts.end(), us.begin(), [&](const std::vector<double>& column) {
       return busiest(column, publishes) / adapter_bytes_per_us_ + latency_us;

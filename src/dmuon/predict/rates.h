@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "dmuon/core/index.h"
@@ -29,6 +30,8 @@ class Rates {
   /// @param parts  [columns][replicates] likewise.
   /// @return       [columns]
   std::vector<double> inter_us(const std::vector<std::vector<double>>& parts, bool publishes) const;
+  /// What inter_us() has of it for no bytes.
+  double inter_latency_us(std::size_t num_nodes) const;
 
  private:
   double busiest(const std::vector<double>& parts, bool publishes) const;

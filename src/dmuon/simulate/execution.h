@@ -18,8 +18,8 @@ class Durations {
   /// One message of an operation on a unit.
   virtual double message_us(core::Owner rank, const Issue& issue,
                             const schedule::Message& message) = 0;
-  /// The time that a lane stands still for an operation on a unit of which this rank's group has no
-  /// messages, for example while other groups use a link that they share.
+  /// The time that a lane stands still for an operation on a unit without messages of this rank's
+  /// group. Other groups may use the link then.
   virtual double idle_us(core::Owner, const Issue&) { return 0; }
   /// True: a collective ends when all members have begun it. False: a broadcast ends at a member
   /// when its root has begun it, and a reduction ends at its root when all have begun it. An
