@@ -165,7 +165,6 @@ class Muon(torch.optim.Optimizer):
         self._skipped = SkippedSteps(self._runtime.device, speaks=self._runtime.ranks.owner == 0)
         self._defaults_of, self._former = {"muon": muon, "adamw": adamw}, (dedication.former, dedication.replaced)
         self._runtime.step_agreement.first_lrs = {"muon": lr, "adamw": adamw["lr"]}
-        self._runtime.step_agreement.rule = rule
         with agreement(self._runtime.ranks, "Muon"):  # a rank may lack memory for AdamW's state, for example
             super().__init__([*of_muon, *of_adamw], {**muon})
             self.state.update(self._owned_states())
@@ -347,7 +346,7 @@ class Muon(torch.optim.Optimizer):
                     parameter.grad.detach_()
                     parameter.grad.zero_()
         if not set_to_none:
-            runtime.step_agreement.plain.note_zeros(p for group in self.param_groups for p in group["params"])
+            runtime.plain.note_zeros(p for group in self.param_groups for p in group["params"])
 
     # ---- figures ----
 

@@ -114,7 +114,7 @@ class Gradient:
                 "gradients by a factor that may not have arrived there yet. Expected: bfloat16, which needs no scaler."
             )
         verdict = runtime.step_agreement.verdict(problem=problem)
-        return verdict.finite(), runtime.step_agreement.plain.made
+        return verdict.finite(), runtime.plain.made
 
 
 def _zero(owned: OwnedTensor, gradient: Gradient, target: Any) -> Any:

@@ -87,11 +87,8 @@ class Runtime:
         self.buffers = Buffers(model, dedication)
         self.transfers = self.engine.transfers()
         self.parts = [leaf.parameters for leaf in self.engine.leaves()]
-        self.step_agreement = StepAgreement(
-            optimizer, model, self.fsdp_modules, self.engine, self.parts, self.ranks, device, self.divide_factor
-        )
-        self.step_agreement.show_placeholders = self.show_placeholders
-        self.step_agreement.copies = Copies(self.leaves, self.parts, self.ranks, device)
+        self.copies = Copies(self.leaves, self.parts, self.ranks, device)
+        self.step_agreement = StepAgreement(self, optimizer, rule)
         self.graphs = batch_graphs()
         states = _C.add_states(self.engine, user_rules.native(rule), tuned.memo_words(device))
         self.placeholders = self._make_placeholders(dedication.meta_start)
@@ -102,7 +99,7 @@ class Runtime:
         for module, order in dedication.known.items():
             restore_order(module, order)
         others = (p for p in model.parameters() if not isinstance(p, OwnedTensor) and not is_sharded(p, self.ranks))
-        self.plain = self.step_agreement.plain = PlainGradients(model, others, dedication, self.engine)
+        self.plain = PlainGradients(model, others, dedication, self.engine)
         dtypes = [placeholder.dtype for placeholder in self.placeholders]
         self.shards = OwnedShards(self.transfers, self.leaves, dtypes, states, self.ranks, dedication.mesh)
 

@@ -6,25 +6,21 @@ import dataclasses
 import itertools
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn as nn
-from torch.distributed.fsdp import FSDPModule
 
 from dmuon import _C
 from dmuon._running import host_gradients
 from dmuon._running.after_step import AfterStep
-from dmuon._running.copies import Copies
 from dmuon._running.divide_factor import problem_of_factors
 from dmuon._running.host_state import end_failed_backward, problem_of_unreduced
 from dmuon._running.owned_state import removed_states
-from dmuon._running.plain_gradients import PlainGradients
 from dmuon._setup.agreement import agreement, described
-from dmuon._setup.hyperparameters import RULE, check_group, require_rule, settings_of
+from dmuon._setup.hyperparameters import check_group, require_rule, settings_of
 from dmuon._setup.placeholder import OwnedTensor
-from dmuon._setup.ranks import Ranks
 from dmuon._setup.sharded import name_of
 
 _LOST = (
@@ -48,20 +44,11 @@ class StepAgreement:
     Reads the optimizer's groups at every call, so that the user's changes count.
     """
 
+    runtime: Any  # a Runtime, whose module imports this one
     optimizer: torch.optim.Optimizer  # its groups may come later
-    model: nn.Module
-    fsdp_modules: Sequence[FSDPModule]  # the model's
-    engine: _C.Engine
-    parts: Sequence[Sequence[int]]  # each leaf's parameters
-    ranks: Ranks
-    device: torch.device
-    divide_factor: float
+    rule: str  # of update, of all groups of matrices
     first_lrs: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)  # the constructor's, by algorithm
-    rule: str = dataclasses.field(default=RULE, init=False)  # of update, of all groups of matrices
     members: set[int] = dataclasses.field(default_factory=set, init=False)  # ids of what groups have had
-    show_placeholders: Callable[[], None] = dataclasses.field(init=False)  # a pass that raised has left weights
-    copies: Copies = dataclasses.field(init=False)
-    plain: PlainGradients = dataclasses.field(init=False)
     after_step: AfterStep | None = dataclasses.field(default=None, init=False)
     torn: set[str] = dataclasses.field(default_factory=set, init=False)  # of "model", "optimizer": to be loaded
     had_open_gradients: bool = dataclasses.field(default=False, init=False)  # on any rank before the last message
@@ -72,6 +59,11 @@ class StepAgreement:
     _owned_norms: tuple[torch.Tensor, ...] | None = dataclasses.field(default=None, init=False)  # of the verdict
     _others_finite: torch.Tensor | None = dataclasses.field(default=None, init=False)  # [] of other pipeline stages
 
+    @property
+    def _engine(self) -> _C.Engine:
+        engine: _C.Engine = self.runtime.engine
+        return engine
+
     def host_parameters(self) -> list[nn.Parameter]:
         """Returns the parameters that AdamW updates."""
         groups = self.optimizer.param_groups
@@ -79,7 +71,7 @@ class StepAgreement:
 
     def host_misses_partial_sums(self) -> bool:
         """True if FSDP2 has sums of an HSDP mesh that only a synchronised backward sends on."""
-        return self.engine.host_sums().held() and bool(self.fsdp_modules)
+        return self._engine.host_sums().held() and bool(self.runtime.fsdp_modules)
 
     def verdict(self, arguments: Sequence[str] = (), problem: str | None = None) -> _C.Verdict:
         """Returns the verdict over all gradients, owned and not. Collective, unless the step has its verdict already.
@@ -92,8 +84,9 @@ class StepAgreement:
             ValueError: on all ranks, if any rank has a problem or a bad hyperparameter, or if hyperparameters or
                 `arguments` differ, in this call or in the last step. Names the problem, or the values of two ranks.
         """
+        runtime, engine = self.runtime, self._engine
         self._owned_norms = None
-        self.plain.made.clear()
+        runtime.plain.made.clear()
         self.end_failed_backward(in_step=True)
         problem = problem or (_TORN if self.torn else self._lost) or self._problem()
         if self.host_misses_partial_sums():
@@ -101,16 +94,16 @@ class StepAgreement:
                 "dmuon: clip or step after a backward under no_sync: FSDP2's gradients have not been summed over the "
                 "replicates. Expected: the last backward before them outside of no_sync."
             )
-        self.engine.settle_step()
+        engine.settle_step()
         try:
-            if self.engine.agreed() and self.plain.has_open():
-                self.engine.forget_verdict()  # gradients were assigned since
-            if self.engine.agreed():
-                found = self.engine.agree(None, 0)
+            if engine.agreed() and runtime.plain.has_open():
+                engine.forget_verdict()  # gradients were assigned since
+            if engine.agreed():
+                found = engine.agree(None, 0)
             else:
                 self._others_finite = None  # which was of another verdict
                 after = self.after_step
-                problem = problem or problem_of_unreduced(self.model, self.fsdp_modules)
+                problem = problem or problem_of_unreduced(runtime.model, runtime.fsdp_modules)
                 problem = problem or (after.problem() if after else None)
                 # Ranks compare a problem like a setting: if only some ranks have it, the others raise.
                 changed = sorted(self.changed.elements())
@@ -120,14 +113,14 @@ class StepAgreement:
                 found = self._agree(digest, problem)
                 self.had_open_gradients = found.has_open_gradients
                 if found.has_open_gradients and not problem:
-                    self.engine.forget_verdict()  # also where averaging raises
-                    self.plain.average_open()
+                    engine.forget_verdict()  # also where averaging raises
+                    runtime.plain.average_open()
                     found = self._agree(digest, problem)
                 if not problem:
                     self._check_copies(found)
         except _C.SettingsDiffer:  # on all ranks, so these may exchange more
             with agreement(
-                self.ranks, "dmuon: clip_grad_norm_ or Muon.step", "the same settings on every rank"
+                runtime.ranks, "dmuon: clip_grad_norm_ or Muon.step", "the same settings on every rank"
             ) as facts:
                 if problem is not None:
                     raise ValueError(problem) from None
@@ -138,22 +131,23 @@ class StepAgreement:
                 raise ValueError(problem) from None
             raise
         if problem is not None:
-            self.engine.forget_verdict()  # else the next call would go on with it
+            engine.forget_verdict()  # else the next call would go on with it
             raise ValueError(problem)
         return found
 
     def _agree(self, digest: int, problem: str | None) -> _C.Verdict:
         # If there is a problem, gradients that FSDP2 has not reduced may still be in flight.
         parameters = () if problem else self.host_parameters()
-        norms = host_gradients.squared_norms(parameters, self.device, self.ranks)
+        runtime = self.runtime
+        norms = host_gradients.squared_norms(parameters, runtime.device, runtime.ranks)
         maxima = self.after_step.maxima() if self.after_step else None
-        return self.engine.agree(norms, digest, maxima, self.plain.has_open())
+        return self._engine.agree(norms, digest, maxima, runtime.plain.has_open())
 
     def _check_copies(self, found: _C.Verdict) -> None:
         try:
-            self.copies.check(found)
+            self.runtime.copies.check(found)
         except ValueError:
-            self.engine.forget_verdict()  # else the next call would go on with it
+            self._engine.forget_verdict()  # else the next call would go on with it
             raise
 
     def end_failed_backward(self, failed: bool = False, in_step: bool = False) -> None:
@@ -165,14 +159,14 @@ class StepAgreement:
             failed: True if the engine's is ended.
             in_step: True if no forward has begun since, so that only `zero_grad` can have cleared them.
         """
-        failed = self.engine.end_failed_backward() or failed
+        failed = self._engine.end_failed_backward() or failed
         if not _C.in_backward():  # a KeyboardInterrupt in a forward runs no hooks
-            self.show_placeholders()
+            self.runtime.show_placeholders()
         try:
-            failed = end_failed_backward(self.fsdp_modules) or failed
+            failed = end_failed_backward(self.runtime.fsdp_modules) or failed
         except AttributeError:
             if failed:
-                self._lost = _NO_MORE.format(name_of(self.fsdp_modules[0], self.model))
+                self._lost = _NO_MORE.format(name_of(self.runtime.fsdp_modules[0], self.runtime.model))
             return
         if failed or self._lost is _LOST:
             parameters = (p for group in self.optimizer.param_groups for p in group["params"])
@@ -196,7 +190,7 @@ class StepAgreement:
     def end_step(self) -> None:
         """Drops the verdict: the gradients are used or cleared."""
         self._others_finite = None
-        self.plain.made.clear()
+        self.runtime.plain.made.clear()
 
     def finite(self, verdict: _C.Verdict) -> torch.Tensor:
         """Returns [] bool: True if the step of a verdict applies."""
@@ -209,12 +203,12 @@ class StepAgreement:
         if factor.is_cpu and factor == 1:
             return  # the host reads it without waiting
         host_gradients.scale(self.host_parameters(), factor)
-        self.engine.scale_gradients(factor)
+        self._engine.scale_gradients(factor)
 
     def owned_norms(self) -> tuple[torch.Tensor, ...]:
         """Returns [] fp32 for each leaf: the 2-norm of its gradient. Computed once a verdict, for torch's clipping."""
-        if self._owned_norms is None or not self.engine.agreed():
-            self._owned_norms = of_leaves(self.verdict().norms(), self.parts)
+        if self._owned_norms is None or not self._engine.agreed():
+            self._owned_norms = of_leaves(self.verdict().norms(), self.runtime.parts)
         return self._owned_norms
 
     def note_step(self) -> None:
@@ -251,7 +245,9 @@ class StepAgreement:
                 f"dmuon: the gradient of '{name}' was assigned, which its owner does not see. Expected: a change of "
                 "what .grad is (mul_ and div_ by a number, zero_), or None in its place."
             )
-        return problem_of_factors(self.model, self.fsdp_modules, self.divide_factor, unset=float(self.ranks.num_slots))
+        runtime = self.runtime
+        num_slots = float(runtime.ranks.num_slots)
+        return problem_of_factors(runtime.model, runtime.fsdp_modules, runtime.divide_factor, unset=num_slots)
 
     def _require_members(self) -> None:
         """Raises ValueError if two groups have a parameter, or one that nobody has prepared, such as to average it."""
@@ -259,7 +255,7 @@ class StepAgreement:
         for number, group in enumerate(self.optimizer.param_groups):
             for parameter in group["params"]:
                 if (first := group_of.setdefault(id(parameter), number)) != number or id(parameter) not in self.members:
-                    names = {id(p): f"'{name}'" for name, p in self.model.named_parameters()}
+                    names = {id(p): f"'{name}'" for name, p in self.runtime.model.named_parameters()}
                     name = names.get(id(parameter), f"one of shape {tuple(parameter.shape)}")
                     raise ValueError(
                         f"Muon: param_groups[{number}]: expected parameters that opt.add_param_group has added and no "
