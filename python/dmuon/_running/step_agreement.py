@@ -117,7 +117,7 @@ class StepAgreement:
                     runtime.plain.average_open()
                     found = self._agree(digest, problem)
                 if not problem:
-                    self._check_copies(found)
+                    runtime.copies.check(found)
         except _C.SettingsDiffer:  # on all ranks, so these may exchange more
             with agreement(
                 runtime.ranks, "dmuon: clip_grad_norm_ or Muon.step", "the same settings on every rank"
@@ -127,11 +127,12 @@ class StepAgreement:
                 facts += settings
             raise
         except ValueError:
+            engine.forget_verdict()  # if copies differ: else the next call would go on with it
             if problem is not None:
                 raise ValueError(problem) from None
             raise
         if problem is not None:
-            engine.forget_verdict()  # else the next call would go on with it
+            engine.forget_verdict()  # likewise
             raise ValueError(problem)
         return found
 
@@ -142,13 +143,6 @@ class StepAgreement:
         norms = host_gradients.squared_norms(parameters, runtime.device, runtime.ranks)
         maxima = self.after_step.maxima() if self.after_step else None
         return self._engine.agree(norms, digest, maxima, runtime.plain.has_open())
-
-    def _check_copies(self, found: _C.Verdict) -> None:
-        try:
-            self.runtime.copies.check(found)
-        except ValueError:
-            self._engine.forget_verdict()  # else the next call would go on with it
-            raise
 
     def end_failed_backward(self, failed: bool = False, in_step: bool = False) -> None:
         """Ends a backward that has raised, in the engine and in FSDP2. Notes if gradients are lost.
