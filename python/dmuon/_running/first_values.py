@@ -58,8 +58,7 @@ class FirstValues:
                 else:
                     runtime.shards.without_values.add(index)
                     with self._attempt():
-                        for part in runtime.transfers.owned_parts(index, MASTER):
-                            part.tensor.zero_()
+                        runtime.shards.zero(index, [MASTER])
             elif leaf.num_columns > 1:
                 self._copy_experts(index)
             elif index in sharded:

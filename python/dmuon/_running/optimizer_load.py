@@ -52,9 +52,7 @@ def write_state(runtime: Runtime, loaded: LoadedState) -> None:
     for name, values in loaded.owned.items():
         runtime.shards.write(values, name)
     for index in loaded.anew:
-        for name in runtime.shards.states:
-            for part in runtime.transfers.owned_parts(index, name):
-                part.tensor.zero_()
+        runtime.shards.zero(index, runtime.shards.states)
     if loaded.frozen and runtime.ranks.owner == 0:
         names = listed([f"'{name}'" for name in loaded.frozen], 1)
         logger.warning("dmuon: Muon.load_state_dict: no state of %s, frozen now: it begins anew (%s)", names, _WAY_OUT)

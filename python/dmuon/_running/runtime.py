@@ -162,9 +162,7 @@ class Runtime:
         for parameter, names in removed.items():
             index = leaf_of[parameter]
             made = self.owned_state(index)
-            for name in self.shards.states:
-                for part in self.transfers.owned_parts(index, name) if name in names or not names else ():
-                    part.tensor.zero_()
+            self.shards.zero(index, [name for name in self.shards.states if name in names or not names])
             if names:
                 states[parameter].update({name: made[name] for name in names})
             else:

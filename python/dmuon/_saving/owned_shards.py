@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -190,6 +190,12 @@ class OwnedShards:
         self._transfers.from_shards(list(shards), name, list(shards.values()))
         for index, value in wholes.items():
             self._transfers.scatter(index, name, value)
+
+    def zero(self, index: int, names: Iterable[str]) -> None:
+        """Sets a leaf's tensors of these names to zero at their owners. Sends nothing."""
+        for name in names:
+            for part in self._transfers.owned_parts(index, name):
+                part.tensor.zero_()
 
     def write_weights(self, values: Mapping[int, torch.Tensor]) -> None:
         """Writes masters from weights in the leaves' own dtypes. Collective. Call `publish` afterwards.
