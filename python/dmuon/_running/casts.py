@@ -10,7 +10,7 @@ import torch
 import torch.nn as nn
 
 from dmuon._running.runtime import Runtime
-from dmuon._setup.place import Place, State
+from dmuon._setup.place import Place, State, held_inside
 from dmuon._setup.replaced_method import ReplacedMethod
 
 
@@ -20,9 +20,8 @@ def guard_casts(runtime: Runtime) -> None:
     for leaf, placeholder in zip(runtime.leaves, runtime.placeholders, strict=True):
         for place in leaf.places:
             held.setdefault(place.module, []).append((place, placeholder))
-    for module in runtime.model.modules():
-        if inside := [entry for part in module.modules() for entry in held.get(part, ())]:
-            ReplacedMethod(module, "_apply", functools.partial(_apply, inside))
+    for module, inside in held_inside(runtime.model, held):
+        ReplacedMethod(module, "_apply", functools.partial(_apply, inside))
 
 
 def _apply(

@@ -15,7 +15,7 @@ import torch.nn as nn
 from torch.distributed._composable.contract import REGISTRY_KEY
 
 from dmuon._setup.leaf import Leaf
-from dmuon._setup.place import Place, State
+from dmuon._setup.place import Place, State, held_inside
 from dmuon._setup.replaced_method import ReplacedMethod
 
 
@@ -65,10 +65,8 @@ def guards(model: nn.Module, leaves: Iterable[Leaf]) -> list[Handle]:
             module.register_load_state_dict_pre_hook(refuse_state),
             module.register_forward_pre_hook(refuse_forward),
         ]
-    for module in model.modules():
-        places = [place for part in module.modules() for place in held.get(part, ())]
-        if places:
-            handles.append(ReplacedMethod(module, "requires_grad_", partial(_requires_grad, places)))
+    for module, places in held_inside(model, held):
+        handles.append(ReplacedMethod(module, "requires_grad_", partial(_requires_grad, places)))
     for module, places in held.items():
         handles.append(ReplacedMethod(module, "register_parameter", partial(_register_parameter, places)))
     return handles

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable
-from typing import NoReturn
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.nn as nn
@@ -17,6 +17,8 @@ from dmuon._setup.ways_out import in_functional_call
 
 # The prefix of a buffer that stands for a leaf taken out of a module, and that is cast and moved with the module.
 _SENTINEL = "_dmuon_sentinel_"
+
+T = TypeVar("T")
 
 
 class State(enum.Enum):
@@ -219,6 +221,13 @@ def joined(path: str, attribute: str) -> str:
 def clean_name(path: str) -> str:
     """Returns a module's or parameter's name without the wrappers of checkpoints, FSDP1 and torch.compile."""
     return clean_tensor_name(f"{path}.").replace("_orig_mod.", "").removesuffix(".")
+
+
+def held_inside(model: nn.Module, held: Mapping[nn.Module, Sequence[T]]) -> Iterator[tuple[nn.Module, list[T]]]:
+    """Yields each module of the model with all that `held` has of itself and of modules below, if that is anything."""
+    for module in model.modules():
+        if inside := [entry for part in module.modules() for entry in held.get(part, ())]:
+            yield module, inside
 
 
 def holds_sentinel(module: nn.Module) -> bool:
