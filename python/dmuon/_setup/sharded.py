@@ -89,10 +89,8 @@ def replaced_by_fsdp(model: nn.Module) -> dict[int, str]:
     """
     paths = {module: path for path, module in model.named_modules()}
     names = {}
-    groups = (group for state in _states(model) for group in param_groups(state))
-    for parameter in (parameter for group in groups for parameter in group.fsdp_params):
-        if (number := getattr(parameter, "_orig_param_uid", None)) is not None:
-            module, name = _key(parameter)
+    for (module, name), made in managed_by_fsdp(model).items():
+        if (number := getattr(made, "_orig_param_uid", None)) is not None:
             names[number] = clean_name(joined(paths[module], name))
     return names
 
