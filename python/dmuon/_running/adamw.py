@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
-from dmuon._setup.hyperparameters import adamw_moments
+from dmuon._setup.hyperparameters import adamw_moments, rate_of
 
 # Without torch.optim's hooks, which must see one step for each step of the outer optimizer.
 _step = inspect.unwrap(torch.optim.AdamW.step)
@@ -91,15 +91,13 @@ def _parts_of(group: dict[str, Any], state: Any) -> Iterator[dict[str, Any]]:
     """Yields a group for each kind of parameters, because a fused or foreach kernel updates one kind at once.
 
     The kind is the mesh of DTensors, None of plain tensors, the device, and whether the fused kernel may take the
-    parameter. A rate that rounding has put below 0 counts as 0.
+    parameter.
     """
     kinds: dict[Any, list[Any]] = {}
     for parameter in group["params"]:
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         kinds.setdefault((mesh, parameter.device, _may_fuse(parameter, state)), []).append(parameter)
-    lr = group["lr"]
-    if float(lr) < 0:
-        lr = torch.zeros_like(lr) if isinstance(lr, torch.Tensor) else 0.0
+    lr = rate_of(group)
     for (_, _, may_fuse), parameters in kinds.items():
         yield {**group, "params": parameters, "lr": lr, "fused": group["fused"] and may_fuse}
 

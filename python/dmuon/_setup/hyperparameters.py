@@ -108,16 +108,19 @@ def choice_of(backend: str, form: str, batched: bool, panel_rows: int, elementwi
     return _C.Choice(backend, getattr(_C.Form, form), batched, panel_rows, elementwise)
 
 
-def rate_of(group: dict[str, Any], first: Any = 0.0) -> Any:
+def rate_of(group: dict[str, Any], first: Any = None) -> Any:
     """Returns a group's learning rate. Returns 0 for one that schedulers' rounding has put below 0.
 
     Rounding is less than 1e-12 of the group's `initial_lr`, which schedulers set, else of `first`, the constructor's.
+    With None the group has passed `check_group`, so that all below 0 is rounding. A tensor stays a tensor.
     """
     lr = group["lr"]
-    number, initial = real_number(lr), real_number(group.get("initial_lr", first))
+    number, initial = real_number(lr), math.inf if first is None else real_number(group.get("initial_lr", first))
     if number is None or initial is None:  # `check_group` says what is wrong
         return lr
-    return 0.0 if -_ROUNDING * initial < number < 0 else lr
+    if -_ROUNDING * initial < number < 0:
+        return torch.zeros_like(lr) if isinstance(lr, torch.Tensor) else 0.0
+    return lr
 
 
 def native_group(
@@ -132,7 +135,7 @@ def native_group(
     choices: dict[Any, _C.Choice] = tuned.choices if tuned and tuned[:2] == (ns_dtype, coefficients) else {}
     numbers = {name: _float(group[name]) for name in ("weight_decay", "momentum", "eps")}
     return _C.MuonGroup(
-        lr=max(_float(group["lr"]), 0.0),  # less by rounding, see `rate_of`
+        lr=_float(rate_of(group)),
         **numbers,
         nesterov=bool(group["nesterov"]),
         coefficients=coefficients,
