@@ -13,7 +13,7 @@ from default_device import own_random_numbers
 from pool import RankPool
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from tp_models import (
     Llama,
@@ -78,6 +78,7 @@ def train(mesh: DeviceMesh, dims: tuple[int, ...], micros: int, clip: Any, run: 
         ((2, 1, 2), 2, None, {"options": {"strategy": "round_robin"}}),
         ((2, 2), 1, clip_by_dmuon, {"sequence": False, "gate": True}),
         ((2, 2), 1, clip_by_torch, {"shards_first": True}),
+        ((2, 2), 1, None, {"shards_first": True, "fsdp": {"offload_policy": CPUOffloadPolicy(pin_memory=False)}}),
         ((2, 2), 2, clip_by_dmuon, {"shards": False}),
         ((1, 4), 1, None, {"shards": False, "sequence": False}),
         ((2, 2), 2, None, {"prepare": checkpoint}),

@@ -188,6 +188,7 @@ class OnRanks:
         prepare: Callable[[Llama], None] = lambda model: None,
         shards: bool = True,
         shards_first: bool = False,
+        fsdp: dict[str, Any] | None = None,
         options: dict[str, Any] | None = None,
         muon: dict[str, Any] | None = None,
         **sizes: Any,
@@ -195,6 +196,7 @@ class OnRanks:
         self.data, self.tensor = meshes(dims, device_type)
         self.parts = math.prod(dims[:-1]) if self.tensor is not None else dims[0]
         self.part = self.data.mesh.flatten().tolist().index(dist.get_rank())
+        self._fsdp = fsdp or {}
         self.model = make_model(**sizes)
         if self.tensor is not None:
             parallelize(self.model, self.tensor, sequence)
@@ -210,8 +212,8 @@ class OnRanks:
 
     def shard(self) -> None:
         for block in self.model.blocks:
-            fully_shard(block, mesh=self.data)
-        fully_shard(self.model, mesh=self.data)
+            fully_shard(block, mesh=self.data, **self._fsdp)
+        fully_shard(self.model, mesh=self.data, **self._fsdp)
 
     def run(self, steps: int, micros: int = 1, clip: Callable[[nn.Module], Any] | None = None, first: int = 0) -> None:
         for step in range(first, first + steps):

@@ -57,8 +57,6 @@ def check_columns(leaf: Leaf, ranks: Ranks) -> None:
             f"{who} and on the meta device. Expected: values, from its initialisation or a checkpoint, before "
             "dedicate_params."
         )
-    if parameter.device.type != ranks.device_type:
-        raise ValueError(f"{who}, on {parameter.device}. Expected: on {ranks.device_type}, as its mesh.")
     local = parameter.to_local().shape
     expected = (parameter.shape[0] // leaf.num_columns, *parameter.shape[1:])
     if tuple(local) != expected:

@@ -46,14 +46,23 @@ def check_sharded(leaves: Sequence[Leaf], model: nn.Module, ranks: Ranks, mesh: 
         )
     managed = managed_by_fsdp(model)
     for leaf in sharded:
-        parameter: Any = leaf.parameter
-        if leaf.num_columns > 1:
-            check_columns(leaf, ranks)
-            continue
         theirs = managed_of(leaf, managed)
-        if theirs is None and leaf.slices is not None:
-            check_slices(leaf.name, leaf.slices, parameter, ranks)
-            continue
+        _check_layout(leaf, theirs, ranks)
+        device, may_be_on_host = leaf.parameter.device, theirs is not None and theirs.offload_to_cpu
+        if device.type not in ("meta", ranks.device_type) and not may_be_on_host:
+            raise ValueError(
+                f"dedicate_params: model: '{leaf.name}' is on {device}, and its mesh on {ranks.device_type}. Expected: "
+                f"a mesh on {device.type}, or no model.to(...) after fully_shard or other parallelism."
+            )
+
+
+def _check_layout(leaf: Leaf, theirs: Any, ranks: Ranks) -> None:
+    """Raises ValueError if a DTensor does not lie on the mesh as dmuon can take it. `theirs`: see `managed_of`."""
+    parameter: Any = leaf.parameter
+    if leaf.num_columns > 1:
+        check_columns(leaf, ranks)
+        return
+    if theirs is not None or leaf.slices is None:
         own = parameter.device_mesh if theirs is None else theirs.mesh_info.mesh
         rows, placements = rows_of(own.mesh), list(parameter.placements)
         expected = placements_with(leaf.slices, own.ndim)
@@ -68,13 +77,8 @@ def check_sharded(leaves: Sequence[Leaf], model: nn.Module, ranks: Ranks, mesh: 
                 f"dedicate_params: model: '{leaf.name}' is sharded by {placements} over ranks {rows}. Expected: "
                 f"{expected} over {ranks.mesh_rows}, by fully_shard on the same mesh."
             )
-        if leaf.slices is not None:
-            check_slices(leaf.name, leaf.slices, parameter, ranks)
-        if not parameter.is_meta and parameter.device.type != ranks.device_type and not theirs.offload_to_cpu:
-            raise ValueError(
-                f"dedicate_params: model: '{leaf.name}' is on {parameter.device}, and its mesh on {ranks.device_type}. "
-                f"Expected: a mesh on {parameter.device.type}, or no model.to(...) after fully_shard."
-            )
+    if leaf.slices is not None:
+        check_slices(leaf.name, leaf.slices)
 
 
 def managed_by_fsdp(model: nn.Module) -> Managed:

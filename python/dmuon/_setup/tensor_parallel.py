@@ -151,7 +151,7 @@ def check_joined(mesh: DeviceMesh | None, tensor_mesh: DeviceMesh | None) -> Non
         ) from error
 
 
-def check_slices(name: str, slices: Slices, parameter: Any, ranks: Ranks) -> None:
+def check_slices(name: str, slices: Slices) -> None:
     """Raises ValueError if a rank has nothing of a leaf, or if the leaf cannot be saved as FSDP2 would save it."""
     who = f"dedicate_params: model: '{name}' is divided by tensor parallelism: {slices}"
     if slices.cut is not None and slices.cut[0] == 0 and slices.cut[1] > 1 and len(slices.shape) == 2:
@@ -167,8 +167,6 @@ def check_slices(name: str, slices: Slices, parameter: Any, ranks: Ranks) -> Non
                 f"{who}, so that a rank has nothing of it. Expected: at least one of its {size} in dimension {dim} on "
                 "each rank."
             )
-    if not parameter.is_meta and parameter.device.type != ranks.device_type:
-        raise ValueError(f"{who}, on {parameter.device}. Expected: on {ranks.device_type}, as its mesh.")
 
 
 def find_tensor_mesh(model: nn.Module, managed: Any, data_ranks: Collection[int], here: int) -> DeviceMesh | None:
