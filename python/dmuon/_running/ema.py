@@ -151,7 +151,7 @@ class Ema:
         with agreement(runtime.ranks, "Ema.load_state_dict") as facts:
             decay, num_updates, weights = self._fitting(state_dict)
             facts += [f"decay {decay}, {num_updates} updates", *(f"'{n}' {form(weights[n])}" for n in sorted(weights))]
-        values = {index: weights[leaf.name] for index, leaf in enumerate(runtime.leaves)}
+        values = {index: weights[name] for name, index in runtime.leaf_named.items()}
         runtime.shards.write(values, self._name)
         for name, mean in self._means.items():
             mean.copy_(cut_like(weights[name], mean))
@@ -164,17 +164,15 @@ class Ema:
             raise ValueError(f"{load}: state_dict: expected {sorted(keys)}, got {got}")
         if not isinstance(weights := saved["weights"], Mapping):
             raise ValueError(f"{load}: weights: expected a dict by name, got {shown(weights)}")
-        names = {leaf.name: index for index, leaf in enumerate(self._runtime.leaves)}
-        if weights.keys() != (expected := {*names, *self._means}):
+        leaf_named, shards = self._runtime.leaf_named, self._runtime.shards
+        if weights.keys() != (expected := {*leaf_named, *self._means}):
             missing, unknown = sorted(expected - weights.keys()), sorted(weights.keys() - expected)
             raise ValueError(
                 f"{load}: weights: expected those of the optimizer's parameters; missing {missing}, unknown {unknown}"
             )
         for name, value in weights.items():
-            problem = (
-                self._runtime.shards.problem(names[name], value) if name in names else misfit(self._means[name], value)
-            )
-            if problem:
+            index = leaf_named.get(name)
+            if problem := misfit(self._means[name], value) if index is None else shards.problem(index, value):
                 raise ValueError(f"{load}: '{name}': {problem}")
         if type(saved["num_updates"]) is not int or saved["num_updates"] < 0:
             raise ValueError(f"{load}: num_updates: expected an int from 0, got {shown(saved['num_updates'])}")

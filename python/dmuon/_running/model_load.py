@@ -43,8 +43,7 @@ class ModelLoad:
 
     def __init__(self, runtime: Runtime) -> None:
         """Registers the hooks. The model's leaves are placeholders by now."""
-        self._runtime, model, leaves = runtime, runtime.model, runtime.leaves
-        self._index = {leaf.name: index for index, leaf in enumerate(leaves)}
+        self._runtime, model = runtime, runtime.model
         self._strict: bool | None = None  # `strict` while the model's own load_state_dict runs, else None
         self._load: _Load | None = None
         # A load of the model, or of a module around it, has a prefix for the model, and torch's list of errors.
@@ -101,7 +100,7 @@ class ModelLoad:
                 self._commit(self._checked(module, state_dict, prefix, None, ()))
             return
         for key, parameter in given.items():
-            index, value = self._index[parameter._name], state_dict[key]
+            index, value = self._runtime.leaf_named[parameter._name], state_dict[key]
             if problem := self._runtime.shards.problem(index, value):
                 self._load.problems.append(f"'{key}': {problem}.")
             else:
@@ -172,7 +171,7 @@ class ModelLoad:
                     continue
                 value = state_dict[key]
                 if isinstance(parameter, OwnedTensor):
-                    index = self._index[parameter._name]
+                    index = self._runtime.leaf_named[parameter._name]
                     problem = self._runtime.shards.problem(index, value)
                     # torch writes in the modules' order. So a leaf tied to a late module waits for its own module's
                     # hook. The model's own parameters come first anyway.

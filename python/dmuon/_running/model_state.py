@@ -24,7 +24,6 @@ class ModelState:
     def __init__(self, runtime: Runtime) -> None:
         """Registers the hooks. The model's leaves are placeholders by now."""
         self._runtime, model, leaves = runtime, runtime.model, runtime.leaves
-        self._index = {leaf.name: index for index, leaf in enumerate(leaves)}
         self._read: dict[int, torch.Tensor] | None = None  # by leaf, while the model's own state_dict runs
         for module in {model: None} | {place.module: None for leaf in leaves for place in leaf.places}:
             module.register_state_dict_pre_hook(_function(self._before_save))
@@ -53,7 +52,7 @@ class ModelState:
         owned = {key: state_dict[key] for key in keys if isinstance(state_dict.get(key), OwnedTensor)}
         if not owned:
             return  # for example inside full_params
-        indices = {key: self._index[value._name] for key, value in owned.items()}
+        indices = {key: self._runtime.leaf_named[value._name] for key, value in owned.items()}
         values = self._read or self._values(sorted(set(indices.values())))
         state_dict.update({key: values[index] for key, index in indices.items()})
 

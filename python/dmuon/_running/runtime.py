@@ -65,6 +65,7 @@ class Runtime:
         self.model = model
         self.ranks = dedication.ranks
         self.leaves: list[Leaf] = dedication.leaves
+        self.leaf_named = {leaf.name: index for index, leaf in enumerate(self.leaves)}
         self.plan, self.units = plan, units
         self.device, self.tuned = device, tuned
         self.whole = self.writes_back = False  # inside full_params; at its end
