@@ -30,8 +30,7 @@ def offload(model: nn.Module) -> None:
     except BaseException:  # also an interrupt of this rank
         runtime.engine.move_back()
         raise
-    runtime.offloaded = True
-    runtime.engine.refuse_backward("dmuon.offload: a backward after it. Expected: dmuon.load(model) first.")
+    runtime.set_offloaded(True)
     if runtime.device.type != "cpu":
         torch.get_device_module(runtime.device.type).empty_cache()
 
@@ -48,5 +47,4 @@ def load(model: nn.Module) -> None:
         if not runtime.offloaded:
             raise ValueError("load: model: expected one after dmuon.offload")
         runtime.engine.move_back()  # on a rank whose peer had no memory, at the first call
-    runtime.offloaded = False
-    runtime.engine.refuse_backward("")
+    runtime.set_offloaded(False)

@@ -299,11 +299,16 @@ class Runtime:
         if self.is_averaged:
             raise ValueError(_inside_applied(what))
 
+    def set_offloaded(self, is_offloaded: bool) -> None:
+        """Notes that the optimizer's memory is on the host from now on, or is on the device again."""
+        self.offloaded = is_offloaded
+        self.engine.refuse_backward(_after_offload("a backward") if is_offloaded else "")
+
     def refuse_offloaded(self, what: str) -> None:
         """Raises ValueError after offload, and as `refuse_forked`."""
         self.refuse_forked(what)
         if self.offloaded:
-            raise ValueError(f"dmuon.offload: {what} after it. Expected: dmuon.load(model) first.")
+            raise ValueError(_after_offload(what))
 
     def refuse_forked(self, what: str) -> None:
         """Raises RuntimeError in a forked child, which would wait for ever."""
@@ -337,6 +342,10 @@ class Runtime:
 
 def _inside_applied(what: str) -> str:
     return f"dmuon.Ema.applied: {what} inside it. Expected: leave the context first."
+
+
+def _after_offload(what: str) -> str:
+    return f"dmuon.offload: {what} after it. Expected: dmuon.load(model) first."
 
 
 def find_runtime(model: nn.Module, function: str) -> Runtime | None:
