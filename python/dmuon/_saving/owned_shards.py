@@ -16,7 +16,7 @@ from dmuon import _C
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.ranks import Ranks
-from dmuon._setup.slices import joined_meshes, local_part, placements_with
+from dmuon._setup.slices import ends_of_slices, joined_meshes, local_part, placements_with
 
 MASTER = "master"
 _PIECE = _C.PIECE_ELEMENTS
@@ -155,15 +155,12 @@ class OwnedShards:
         cut: torch.Tensor = value.redistribute(placements=placements)
         return cut.detach()
 
-    def _column(self) -> int:
-        """Returns the number of this rank's part."""
-        assert self.mesh is not None
-        return self.mesh.get_local_rank(self.mesh.ndim - 1)
-
     def _local_rows(self, rows: int) -> int:
         assert self.mesh is not None
-        index, chunk = self._column(), -(-rows // self.mesh.size(self.mesh.ndim - 1))
-        return max(0, min(rows, (index + 1) * chunk) - index * chunk)
+        dim = self.mesh.ndim - 1
+        ends = [0, *ends_of_slices(rows, self.mesh.size(dim)), rows]
+        index = self.mesh.get_local_rank(dim)
+        return ends[index + 1] - ends[index]
 
     def write(self, values: Mapping[int, torch.Tensor], name: str) -> None:
         """Writes owners' tensors, each from all ranks' shards or from the owner's own whole tensor. Collective.
