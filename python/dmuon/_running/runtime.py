@@ -258,7 +258,7 @@ class Runtime:
 
     def end_failed_backward(self) -> None:
         """Ends a backward that has raised, before a use of a unit that no forward of the model surrounds."""
-        if not _C.in_backward() and self.engine.end_failed_backward():
+        if self.engine.end_failed_backward():
             self.step_agreement.end_failed_backward(failed=True)
 
     def publish(self) -> None:
