@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn as nn
@@ -151,6 +151,17 @@ def _architecture_of(module: nn.Module) -> tuple[str, type[nn.Module]] | None:
     return None
 
 
+class _Split(NamedTuple):
+    """A parameter of a model that is split."""
+
+    fused: _Fused
+    name: str  # in the model
+    of_class: str
+
+    def words(self, heads: bool) -> str:
+        return f"{self.fused.words(heads)} of {self.of_class}"
+
+
 class KnownViews:
     """A `select` for `dedicate_params`: the views of one model's heads and projections. Prints as a table.
 
@@ -163,9 +174,7 @@ class KnownViews:
 
     def __init__(self, model: nn.Module, heads: bool) -> None:
         self._heads = heads
-        self._known: dict[tuple[nn.Module, str], _Fused] = {}
-        self._names: dict[tuple[nn.Module, str], str] = {}
-        self._classes: dict[tuple[nn.Module, str], str] = {}
+        self._split: dict[tuple[nn.Module, str], _Split] = {}  # by module and attribute
         for path, module in model.named_modules():
             found = _architecture_of(module)
             describe = _KNOWN[found[0]].get(found[1].__name__) if found else None
@@ -176,7 +185,7 @@ class KnownViews:
             for fused in describe(module):
                 if fused.is_split(heads):
                     self._add(path, module, fused, found[1] if found else nn.MultiheadAttention)
-        self.parts = {self._names[key]: fused.labels(heads) for key, fused in self._known.items()}
+        self.parts = {split.name: split.fused.labels(heads) for split in self._split.values()}
 
     def _add(self, path: str, module: nn.Module, fused: _Fused, cls: type[nn.Module]) -> None:
         parent, _, attribute = fused.parameter.rpartition(".")
@@ -187,18 +196,16 @@ class KnownViews:
                 f"views_for: model: expected a parameter '{name}', as of {cls.__name__}; got a "
                 f"{type(holder).__name__} without one. Expected: the model as Transformers has built it."
             )
-        key = holder, attribute
-        self._known[key], self._names[key], self._classes[key] = fused, name, cls.__name__
+        self._split[holder, attribute] = _Split(fused, name, cls.__name__)
 
     def __call__(self, name: str, module: nn.Module, parameter: torch.Tensor) -> View | Sequence[View] | None:
         """Returns the views of a parameter, None if it is not split or frozen."""
-        fused = self._known.get((module, name.rpartition(".")[2]))
-        return None if fused is None or not parameter.requires_grad else fused.view(parameter, self._heads)
+        split = self._split.get((module, name.rpartition(".")[2]))
+        return None if split is None or not parameter.requires_grad else split.fused.view(parameter, self._heads)
 
     def why(self, place: Place) -> str:
         """Returns what a parameter that is split was taken for, for the routing table."""
-        key = place.module, place.attribute
-        return f"{self._known[key].words(self._heads)} of {self._classes[key]}"
+        return self._split[place.module, place.attribute].words(self._heads)
 
     def require_all(self, leaves: Collection[Leaf], function: str) -> None:
         """Checks that a model holds all modules that `views_for` has read.
@@ -207,7 +214,7 @@ class KnownViews:
             ValueError: some are missing, as after a copy. Names `function`.
         """
         held = {(place.module, place.attribute) for leaf in leaves for place in leaf.places}
-        missing = [f"'{self._names[key]}'" for key in self._known if key not in held]
+        missing = [f"'{split.name}'" for key, split in self._split.items() if key not in held]
         if missing:
             raise ValueError(
                 f"{function}: select: expected the views of this model; got those of another, or of a copy: "
@@ -215,12 +222,9 @@ class KnownViews:
             )
 
     def __str__(self) -> str:
-        rows = [
-            (self._names[key], f"{fused.words(self._heads)} of {self._classes[key]}")
-            for key, fused in self._known.items()
-        ]
-        width = max((len(name) for name, _ in rows), default=0)
-        return "\n".join(f"{name:<{width}}  {words}" for name, words in rows) or "nothing to split"
+        width = max((len(split.name) for split in self._split.values()), default=0)
+        rows = [f"{split.name:<{width}}  {split.words(self._heads)}" for split in self._split.values()]
+        return "\n".join(rows) or "nothing to split"
 
 
 def views_for(model: nn.Module, heads: bool = False) -> KnownViews:
