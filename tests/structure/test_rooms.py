@@ -19,7 +19,7 @@ USES = {
     "_attention": {"_setup", "_saving", "_running"},
     "_inspecting": {"_setup", "_planning", "_saving", "_running"},
     "_doctor": {"_setup", "_planning"},  # its ranks train by the package's public functions
-    "_paper": {"_planning"},
+    "_paper": set(),
     "_command": {"_setup", "_planning", "_simulating", "_doctor", "_paper"},
 }
 
