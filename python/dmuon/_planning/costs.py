@@ -17,7 +17,7 @@ from dmuon import _C, _plan
 from dmuon._planning.cache import CacheFile, device_name, machine_key
 from dmuon._planning.clock import device_ns
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
-from dmuon._setup.agreement import described, from_first, largest_unless
+from dmuon._setup.agreement import from_first, largest_unless, message_of
 from dmuon._setup.hyperparameters import Tuned, native_group, resolved_coefficients
 from dmuon._setup.ranks import Ranks
 
@@ -175,7 +175,7 @@ def _sample(ranks: Ranks, job: Job, run: Callable[[Job], int], runs: list[int], 
     except Exception as error:
         lacks_memory = is_short_of_memory(error)
         if not lacks_memory:  # the other ranks wait, and must raise it too
-            failure = ValueError(f"Muon: measuring {job} failed: {described(error)}")
+            failure = ValueError(f"Muon: measuring {job} failed: {message_of(error)}")
             failure.__cause__ = error
     times = (min(runs), statistics.median_low(runs)) if runs else (0, 0)
     seconds = time.monotonic() - begin

@@ -18,7 +18,7 @@ from dmuon._running.after_step import AfterStep
 from dmuon._running.divide_factor import problem_of_factors
 from dmuon._running.host_state import end_failed_backward, problem_of_unreduced
 from dmuon._running.owned_state import removed_states
-from dmuon._setup.agreement import agreement, described
+from dmuon._setup.agreement import agreement, message_of
 from dmuon._setup.hyperparameters import check_group, require_rule, settings_of
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.sharded import name_of
@@ -233,7 +233,7 @@ class StepAgreement:
             matrices = (group["params"] for group in self.optimizer.param_groups if group["algorithm"] == "muon")
             self.removed = removed_states(self.optimizer.state, itertools.chain.from_iterable(matrices))
         except Exception as error:  # of any kind, as for groups without a list: the other ranks must raise it too
-            return described(error)
+            return message_of(error)
         if (name := self._assigned_gradient()) is not None:
             return (
                 f"dmuon: the gradient of '{name}' was assigned, which its owner does not see. Expected: a change of "

@@ -64,12 +64,12 @@ def largest_unless(ranks: Ranks, error: BaseException | None, numbers: Sequence[
     first = -int(minus_first)
     if first == ranks.size:
         return found
-    theirs = from_owner(ranks, first, None if error is None else described(error))
+    theirs = from_owner(ranks, first, None if error is None else message_of(error))
     if error is None:
         raise ValueError(f"{theirs} (on rank {ranks.everyone[first]})")
     if isinstance(error, ValueError) or not isinstance(error, Exception):
         raise error
-    raise ValueError(described(error)) from error
+    raise ValueError(message_of(error)) from error
 
 
 def _raise_difference(ranks: Ranks, function: str, wanted: str, facts: list[str]) -> NoReturn:
@@ -92,7 +92,7 @@ def from_first(ranks: Ranks, make: Callable[[], T]) -> T:
         try:
             answer = (make(), None)
         except ENDS as error:  # of any kind: the other ranks wait for the answer
-            answer, cause = (None, described(error)), error
+            answer, cause = (None, message_of(error)), error
     value, problem = from_owner(ranks, 0, answer)
     if problem is not None:
         raise ValueError(problem) from cause
@@ -150,6 +150,6 @@ def all_gather(ranks: Ranks, value: T) -> list[T]:
     return [by_rank[rank] for rank in ranks.everyone]
 
 
-def described(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Returns the message of an error for all ranks. A ValueError, which is ours, needs no class name."""
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
