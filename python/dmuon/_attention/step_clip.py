@@ -88,9 +88,11 @@ class StepClip:
         self.forget()
         if self.rows is None:
             return {}
-        of_clipped = self._last.clone()
-        for name in self.rows.resting(group_of):
-            self._by_module(of_clipped)[name].fill_(-math.inf)
+        of_clipped = self._last
+        if resting := self.rows.resting(group_of):
+            of_clipped = of_clipped.clone()
+            for name in resting:
+                self._by_module(of_clipped)[name].fill_(-math.inf)
         found = self.rows.factors(of_clipped, self.tau, applies)
         owned, self._of_biases = found[: len(self.rows.parameters)], found[len(self.rows.parameters) :]
         return dict(zip(self.rows.parameters, owned, strict=True))
