@@ -10,8 +10,7 @@ from typing import Any
 from dmuon._running.runtime import Runtime
 from dmuon._saving.optimizer_state import LoadedState, fitting_state
 from dmuon._saving.owned_shards import MASTER
-from dmuon._saving.saved_members import members_of, require_saved_members
-from dmuon._saving.saved_views import require_saved_views
+from dmuon._saving.saved_matrices import require_saved_matrices
 from dmuon._setup.agreement import agreement
 from dmuon._setup.shown import listed
 
@@ -41,9 +40,7 @@ def checked_state(
         loaded = fitting_state(state_dict, groups, leaf_of, names, runtime.shards, lrs, facts)
         facts.append(f"accepts_other_views {optimizer.accepts_other_views}")
         if not optimizer.accepts_other_views:
-            require_saved_views(state_dict["param_groups"], runtime.leaves)
-            members = members_of(groups, leaf_of, runtime.leaves)
-            require_saved_members(state_dict["param_groups"], members)
+            require_saved_matrices(state_dict["param_groups"], groups, leaf_of, runtime.leaves)
     return state_dict, loaded
 
 

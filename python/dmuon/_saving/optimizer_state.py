@@ -12,14 +12,13 @@ from torch.distributed.tensor import DTensor
 
 from dmuon._saving.fits import form, misfit
 from dmuon._saving.owned_shards import MASTER, OwnedShards
-from dmuon._saving.saved_members import members_of
-from dmuon._saving.saved_views import with_views, without_views
+from dmuon._saving.saved_algorithm import SavedAlgorithm, algorithm_to_save
+from dmuon._saving.saved_matrices import members_of
 from dmuon._setup.hyperparameters import adamw_moments, check_group, resolved_coefficients, rule_of, settings_of
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.slices import cut_like
 
 _LOAD = "Muon.load_state_dict"
-_CAUTIOUS = "+cautious_weight_decay"  # after the name of a rule
 _OF_THIS_MACHINE = ("fused", "foreach", "capturable", "differentiable")  # a saved group does not change these
 
 
@@ -124,15 +123,13 @@ def with_saved_groups(
 def _saved_group(group: dict[str, Any], leaves: Sequence[Leaf], members: str) -> dict[str, Any]:
     """Returns a group for a state dict, with values that torch.distributed.checkpoint and torch.optim.Muon can read.
 
-    A dtype becomes its name. A name of coefficients becomes one (a, b, c), if they are equal in every step. The name of
-    the rule stands for the algorithm, so that a checkpoint of another rule is refused by name. The views of the leaves
-    follow it, and with them the group's `members`. Cautious weight decay follows the name too: `dcp.load` ignores a key
-    that the present group has not.
+    A dtype becomes its name. A name of coefficients becomes one (a, b, c), if they are equal in every step. For the
+    algorithm see `saved_algorithm.py`.
     """
     saved = dict(group)
     if group["algorithm"] == "muon":
-        decay = _CAUTIOUS if group.get("cautious_weight_decay", False) else ""
-        saved["algorithm"] = with_views(rule_of(group) + decay, leaves, members)
+        is_cautious = group.get("cautious_weight_decay", False)
+        saved["algorithm"] = algorithm_to_save(rule_of(group), is_cautious, leaves, members)
     for key, value in group.items():
         if isinstance(value, torch.dtype):
             saved[key] = str(value)
@@ -147,9 +144,8 @@ def _saved_group(group: dict[str, Any], leaves: Sequence[Leaf], members: str) ->
 def _merged(number: int, current: dict[str, Any], saved: dict[str, Any], first_lr: Any) -> dict[str, Any]:
     expected = rule_of(current) if current["algorithm"] == "muon" else current["algorithm"]
     keys = saved.keys() - {"params", "param_names"}
-    got = saved.get("algorithm") or ("adamw" if "betas" in keys else "muon" if "ns_steps" in keys else "")
-    text = str(got)
-    got, with_decay, _ = without_views(text).partition(_CAUTIOUS)
+    algorithm = SavedAlgorithm.of(saved)
+    got = algorithm.name or ("adamw" if "betas" in keys else "muon" if "ns_steps" in keys else "")
     if got == "adamw" and saved.get("decoupled_weight_decay") is False:
         got = "adam"
     if keys and got != expected:
@@ -159,8 +155,8 @@ def _merged(number: int, current: dict[str, Any], saved: dict[str, Any], first_l
         )
     merged = {**current, **saved, "algorithm": current["algorithm"]}
     merged |= {key: current[key] for key in (*_OF_THIS_MACHINE, "rule") if key in current}
-    if with_decay or (" " in text and "cautious_weight_decay" in merged):  # torch's optimizers have no such text
-        merged["cautious_weight_decay"] = bool(with_decay)
+    if algorithm.is_cautious or (algorithm.listed and "cautious_weight_decay" in merged):  # not of torch's optimizers
+        merged["cautious_weight_decay"] = algorithm.is_cautious
     if isinstance(merged.get("ns_dtype"), str):
         merged["ns_dtype"] = getattr(torch, merged["ns_dtype"].removeprefix("torch."), merged["ns_dtype"])
     check_group(merged, f"{_LOAD}: param_groups[{number}]", first_lr)
