@@ -74,6 +74,16 @@ newton_schulz::IterationOptions MuonGroup::iteration_of(std::int64_t rows,
   return options;
 }
 
+Piece stored_piece(const wire::OwnedBatch& batch, std::size_t begin, std::size_t end,
+                   const Rule& rule) {
+  const auto part = [&](const std::string& name) { return batch.part(name, begin, end); };
+  Piece piece{.weights = part(wire::kMaster),
+              .gradient = part(wire::kGradient),
+              .transposed = batch.view.transposed};
+  for (const State& state : rule.states()) piece.states.push_back(part(state.name));
+  return piece;
+}
+
 Piece part_of(const Piece& stored, const layout::View& view, std::size_t part) {
   if (view.heights.empty()) return stored;
   Piece piece = stored;

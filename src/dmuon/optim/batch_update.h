@@ -9,6 +9,7 @@
 #include "dmuon/newton_schulz/method.h"
 #include "dmuon/optim/rules/rule.h"
 #include "dmuon/optim/step_scalars.h"
+#include "dmuon/wire/owned.h"
 
 namespace dmuon::optim {
 
@@ -21,6 +22,11 @@ struct MuonGroup {
   /// Returns `iteration` with the choice for matrices of these sizes, if they were tuned.
   newton_schulz::IterationOptions iteration_of(std::int64_t rows, std::int64_t cols) const;
 };
+
+/// Returns what the owner stores of a batch's parameters from `begin` to `end`, with the rule's
+/// states. The step's own tensors are left to the caller.
+Piece stored_piece(const wire::OwnedBatch& batch, std::size_t begin, std::size_t end,
+                   const Rule& rule);
 
 /// Returns the rows of stored matrices that are orthogonalised together: views for a BatchUpdate.
 /// @param stored  tensors [b, rows, cols], contiguous; memo [b, 1, words * row_parts().size()].

@@ -101,14 +101,10 @@ std::vector<BatchUpdate> MuonUpdate::updates_of(core::BatchIndex index, const at
   const wire::OwnedBatch& batch = owned_.batches()[index];
   std::vector<BatchUpdate> updates;
   for (const Run& run : runs_[index]) {
-    const auto part = [&](const std::string& name) { return batch.part(name, run.begin, run.end); };
-    Piece stored{.weights = part(wire::kMaster),
-                 .gradient = part(wire::kGradient),
-                 .applies = applies,
-                 .transposed = batch.view.transposed,
-                 .gradient_factor = gradient_factor};
-    if (batch.tensors.contains(kMemo)) stored.memo = part(kMemo);
-    for (const State& state : run.group->rule->states()) stored.states.push_back(part(state.name));
+    Piece stored = stored_piece(batch, run.begin, run.end, *run.group->rule);
+    stored.applies = applies;
+    stored.gradient_factor = gradient_factor;
+    if (batch.tensors.contains(kMemo)) stored.memo = batch.part(kMemo, run.begin, run.end);
     updates.emplace_back(*run.group, part_of(stored, batch.view, run.part),
                          batch.view.column_blocks, scalars_, run.scalars);
   }

@@ -56,13 +56,10 @@ SliceUpdate::Open SliceUpdate::open(const wire::OwnedBatch& batch) const {
     }
     if (group(begin) < 0) continue;
     const MuonGroup& of_these = groups_.at(static_cast<std::size_t>(group(begin)));
-    const auto part = [&](const std::string& name) { return batch.part(name, begin, end); };
-    Piece slice{.weights = part(wire::kMaster),
-                .gradient = part(wire::kGradient),
-                .applies = applies_,
-                .transposed = run.shape().transposed,
-                .gradient_factor = gradient_factor_};
-    for (const State& state : of_these.rule->states()) slice.states.push_back(part(state.name));
+    Piece slice = stored_piece(batch, begin, end, *of_these.rule);
+    slice.transposed = run.shape().transposed;
+    slice.applies = applies_;
+    slice.gradient_factor = gradient_factor_;
     open.runs.push_back(std::move(run));
     open.groups.push_back(&of_these);
     open.slices.push_back(std::move(slice));

@@ -27,7 +27,7 @@ Tensor norm_of_matrix(const Tensor& x) {
 }  // namespace
 
 const std::vector<State>& AdaMuon::states() const {
-  static const std::vector<State> kStates{Muon::states().front(),
+  static const std::vector<State> kStates{MuonRule::states().front(),
                                           {kSecondMomentum, a_value_an_element}};
   return kStates;
 }

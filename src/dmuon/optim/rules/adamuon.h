@@ -21,9 +21,9 @@ namespace dmuon::optim {
 /// singular values are 1. It takes momentum's factor for beta2, whose default here is momentum's.
 /// It does not correct v's bias, which |A| cancels. NVIDIA-NeMo/Emerging-Optimizers has neither
 /// sign nor norm.
-class AdaMuon final : public ChangedMuon {
+class AdaMuon final : public MuonRule {
  public:
-  explicit AdaMuon(const MuonOptions& options) : ChangedMuon(options) {}
+  explicit AdaMuon(const MuonOptions& options) : MuonRule(options) {}
 
   const std::vector<State>& states() const override;
   newton_schulz::Start prepare(const newton_schulz::Elementwise& elementwise, const Piece& piece,

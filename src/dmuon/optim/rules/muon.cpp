@@ -30,18 +30,18 @@ void decay_where_signs_agree(const Piece& piece, const at::Tensor& update, doubl
 
 }  // namespace
 
-const std::vector<State>& Muon::states() const {
+const std::vector<State>& MuonRule::states() const {
   static const std::vector<State> kStates{{kMomentum, matrix_sizes}};
   return kStates;
 }
 
-std::vector<double> Muon::scalars(std::int64_t rows, std::int64_t cols, bool transposed) const {
+std::vector<double> MuonRule::scalars(std::int64_t rows, std::int64_t cols, bool transposed) const {
   if (transposed) std::swap(rows, cols);
   return {1 - options_.momentum, 1 - options_.lr * options_.weight_decay,
           -adjust_lr(options_.adjust_lr, options_.lr, rows, cols)};
 }
 
-newton_schulz::MomentumStep Muon::step_of(const Piece& piece) const {
+newton_schulz::MomentumStep MuonRule::step_of(const Piece& piece) const {
   return {.momentum = piece.states.front(),
           .gradient = piece.gradient,
           .mu = {options_.momentum, on_device(piece, kRest)},
@@ -51,22 +51,22 @@ newton_schulz::MomentumStep Muon::step_of(const Piece& piece) const {
           .gradient_factor = piece.gradient_factor};
 }
 
-newton_schulz::Start Muon::prepare(const newton_schulz::Elementwise& elementwise,
-                                   const Piece& piece, at::ScalarType dtype, double eps) const {
+newton_schulz::Start MuonRule::prepare(const newton_schulz::Elementwise& elementwise,
+                                       const Piece& piece, at::ScalarType dtype, double eps) const {
   return elementwise.start(step_of(piece), dtype, eps);
 }
 
 void Muon::apply(const Piece& piece, const Orthogonalised& update) const {
   const at::Tensor& weights = piece.weights;
-  if (options_.cautious_weight_decay)
+  if (options().cautious_weight_decay)
     return move_weights(piece, *update.elementwise, update.computed(weights.sizes()));
   const std::vector<double> numbers = scalars(weights.size(-2), weights.size(-1), piece.transposed);
   update.add_to_weights(piece, {numbers[kDecay], on_device(piece, kDecay)},
                         {numbers[kFactor], on_device(piece, kFactor)});
 }
 
-void Muon::move_weights(const Piece& piece, const newton_schulz::Elementwise& elementwise,
-                        const at::Tensor& update, std::int64_t rows, std::int64_t cols) const {
+void MuonRule::move_weights(const Piece& piece, const newton_schulz::Elementwise& elementwise,
+                            const at::Tensor& update, std::int64_t rows, std::int64_t cols) const {
   const std::vector<double> numbers = scalars(rows, cols, piece.transposed);
   const newton_schulz::Scalar factor{numbers[kFactor], on_device(piece, kFactor)};
   newton_schulz::Scalar decay{numbers[kDecay], on_device(piece, kDecay)};

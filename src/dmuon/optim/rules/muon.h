@@ -26,11 +26,12 @@ inline const std::string kSecondMomentum = "second_momentum_buffer";
 /// What such rules add to its root, and the least norm by which they scale.
 inline constexpr double kSecondMomentumEps = 1e-8;
 
-/// Muon, with torch.optim.Muon's semantics (the paper, eq. muon-update):
+/// What Muon and the rules that change its orthogonalised update O share (the paper, eq.
+/// muon-update):
 ///
 /// - momentum += (1 - mu) (gradient - momentum)
 /// - u = gradient + mu (momentum - gradient) with nesterov, else momentum
-/// - weights = (1 - lr weight_decay) weights - adjusted_lr NewtonSchulz(u)
+/// - weights = (1 - lr weight_decay) weights - adjusted_lr O
 ///
 /// With cautious weight decay (arXiv 2510.12402) an element decays only if its weight has the sign
 /// of its update, which is subtracted, or one of both is 0. So no element decays that the update
@@ -38,59 +39,48 @@ inline constexpr double kSecondMomentumEps = 1e-8;
 ///
 /// `adjusted_lr` depends on the shape of the matrix; a transposed one has columns for rows. If a
 /// gradient has a NaN or an infinity, its momentum has it too, and all its weights become NaN.
-///
-/// Rules that change the orthogonalised update derive from ChangedMuon.
-class Muon : public Rule {
+class MuonRule : public Rule {
  public:
-  explicit Muon(const MuonOptions& options) : options_(options) {}
+  explicit MuonRule(const MuonOptions& options) : options_(options) {}
 
   const std::vector<State>& states() const override;
   bool takes_gradient_factor() const override { return true; }
-  /// Returns nothing with cautious weight decay, which PyTorch's operators compute.
-  std::optional<std::string> constants() const override {
-    if (options_.cautious_weight_decay) return std::nullopt;
-    return options_.nesterov ? "muon, nesterov" : "muon";
-  }
   /// Returns 1 - mu, the factor of the weights, and the factor of the update.
   std::vector<double> scalars(std::int64_t rows, std::int64_t cols, bool transposed) const override;
   newton_schulz::Start prepare(const newton_schulz::Elementwise& elementwise, const Piece& piece,
                                at::ScalarType dtype, double eps) const override;
-  void apply(const Piece& piece, const Orthogonalised& update) const override;
-  at::Tensor direction(const Piece& slices) const override;
-  void move(const Piece& slices, const at::Tensor& update, std::int64_t rows,
-            std::int64_t cols) const override;
 
  protected:
   const MuonOptions& options() const { return options_; }
   newton_schulz::MomentumStep step_of(const Piece& piece) const;
   /// weights <- decay weights - adjusted_lr update
-  /// @param update  of the weights' sizes, any dtype.
+  /// @param update      of the weights' sizes, any dtype.
+  /// @param rows, cols  of a whole matrix.
+  void move_weights(const Piece& piece, const newton_schulz::Elementwise& elementwise,
+                    const at::Tensor& update, std::int64_t rows, std::int64_t cols) const;
   void move_weights(const Piece& piece, const newton_schulz::Elementwise& elementwise,
                     const at::Tensor& update) const {
     move_weights(piece, elementwise, update, piece.weights.size(-2), piece.weights.size(-1));
   }
 
  private:
-  // The sizes are those of a whole matrix.
-  void move_weights(const Piece& piece, const newton_schulz::Elementwise& elementwise,
-                    const at::Tensor& update, std::int64_t rows, std::int64_t cols) const;
-
   MuonOptions options_;
 };
 
-/// Muon whose orthogonalised update `apply` changes by PyTorch's operators. So no CUDA graph holds
-/// it, and a piece has whole matrices.
-class ChangedMuon : public Muon {
+/// Muon, with torch.optim.Muon's semantics: O = NewtonSchulz(u).
+class Muon final : public MuonRule {
  public:
-  using Muon::Muon;
+  explicit Muon(const MuonOptions& options) : MuonRule(options) {}
 
-  std::optional<std::string> constants() const override { return std::nullopt; }
-  void apply(const Piece& piece, const Orthogonalised& update) const override = 0;
-  at::Tensor direction(const Piece& /*slices*/) const final { refuse_slices(); }
-  void move(const Piece& /*slices*/, const at::Tensor& /*update*/, std::int64_t /*rows*/,
-            std::int64_t /*cols*/) const final {
-    refuse_slices();
+  /// Returns nothing with cautious weight decay, which PyTorch's operators compute.
+  std::optional<std::string> constants() const override {
+    if (options().cautious_weight_decay) return std::nullopt;
+    return options().nesterov ? "muon, nesterov" : "muon";
   }
+  void apply(const Piece& piece, const Orthogonalised& update) const override;
+  at::Tensor direction(const Piece& slices) const override;
+  void move(const Piece& slices, const at::Tensor& update, std::int64_t rows,
+            std::int64_t cols) const override;
 };
 
 }  // namespace dmuon::optim

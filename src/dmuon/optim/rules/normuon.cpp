@@ -21,7 +21,7 @@ Tensor sum_of_matrix(const Tensor& values) {
 }  // namespace
 
 const std::vector<State>& NorMuon::states() const {
-  static const std::vector<State> kStates{Muon::states().front(),
+  static const std::vector<State> kStates{MuonRule::states().front(),
                                           {kSecondMomentum, a_value_a_neuron}};
   return kStates;
 }

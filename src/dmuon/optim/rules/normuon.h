@@ -19,9 +19,9 @@ namespace dmuon::optim {
 /// singular values of O are 1. Neither corrects v's bias, which |O| / |N| cancels. The paper has no
 /// nesterov; here it is the user's choice. NVIDIA-NeMo/Emerging-Optimizers takes means along the
 /// longer side instead of the neuron.
-class NorMuon final : public ChangedMuon {
+class NorMuon final : public MuonRule {
  public:
-  explicit NorMuon(const MuonOptions& options) : ChangedMuon(options) {}
+  explicit NorMuon(const MuonOptions& options) : MuonRule(options) {}
 
   const std::vector<State>& states() const override;
   void apply(const Piece& piece, const Orthogonalised& update) const override;

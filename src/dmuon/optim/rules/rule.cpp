@@ -7,8 +7,10 @@
 namespace dmuon::optim {
 namespace {
 
-constexpr const char* kWhole =
-    "Rule: this rule of update needs whole matrices: no tensor parallelism";
+[[noreturn]] void refuse_slices() {
+  throw core::InvalidArgument(
+      "Rule: this rule of update needs whole matrices: no tensor parallelism");
+}
 
 // Without its padding.
 at::Tensor view(const at::Tensor& padded, at::IntArrayRef sizes) {
@@ -41,8 +43,6 @@ void Orthogonalised::add_to_weights(const Piece& piece, const newton_schulz::Sca
 at::Tensor Orthogonalised::computed(at::IntArrayRef sizes) const {
   return view(newton_schulz::computed(*products, pending), sizes);
 }
-
-void Rule::refuse_slices() { throw core::InvalidArgument(kWhole); }
 
 at::Tensor Rule::direction(const Piece& /*slices*/) const { refuse_slices(); }
 

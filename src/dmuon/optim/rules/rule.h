@@ -109,9 +109,6 @@ class Rule {
   /// @param rows, cols  of a whole matrix.
   virtual void move(const Piece& slices, const at::Tensor& update, std::int64_t rows,
                     std::int64_t cols) const;
-
- protected:
-  [[noreturn]] static void refuse_slices();
 };
 
 }  // namespace dmuon::optim

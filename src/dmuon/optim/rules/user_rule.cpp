@@ -91,7 +91,7 @@ State user_state(std::string name, std::optional<std::int64_t> rows,
 }
 
 UserRule::UserRule(const MuonOptions& options, std::shared_ptr<const UserFunction> function)
-    : ChangedMuon(options), function_(std::move(function)), states_(Muon::states()) {
+    : MuonRule(options), function_(std::move(function)), states_(MuonRule::states()) {
   core::require(!function_->moves_weights || !options.cautious_weight_decay,
                 "Muon: cautious_weight_decay: expected False with the rule '", function_->name,
                 "', which moves the weights itself, got True");

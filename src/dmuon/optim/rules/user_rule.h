@@ -58,7 +58,7 @@ State user_state(std::string name, std::optional<std::int64_t> rows,
 ///
 /// The function sees one matrix at a time, so a matrix has the same bits alone and in a batch. A
 /// step that does not apply changes neither weights nor states, whatever the function returns.
-class UserRule final : public ChangedMuon {
+class UserRule final : public MuonRule {
  public:
   /// @throws InvalidArgument for cautious weight decay with a function that moves the weights.
   UserRule(const MuonOptions& options, std::shared_ptr<const UserFunction> function);
