@@ -136,7 +136,8 @@ at::Tensor owned_gradient(Engine& engine, ParameterIndex parameter) {
 at::Tensor weight_of(Engine& engine, ParameterIndex parameter) {
   Unit& unit = engine.unit(engine.parameters()[parameter].unit_index());
   const layout::Segment part =
-      unit.packing().parameters[unit.packing().place_of(parameter)].in_unit;
+      std::ranges::find(unit.packing().parameters, parameter, &layout::PackedParameter::index)
+          ->in_unit;
   return unit.weights()
       .slice(part.begin, part.end)
       .view(engine.parameters()[parameter].view.sizes())

@@ -51,8 +51,6 @@ TEST(Pack, SortsByColumnThenOwnerThenIndex) {
   EXPECT_EQ(packing.owners.values(),
             (std::vector<Part>{{{{0, 512}}}, {{{640, 768}}}, {{{512, 640}}}, {{{768, 896}}}}));
 
-  EXPECT_EQ(packing.place_of(ParameterIndex(3)), PackedIndex(2));
-  EXPECT_THROW(packing.place_of(ParameterIndex(2)), core::InternalError);
   EXPECT_EQ(packing.parts_of(Shard(1)), (std::vector<Part>{{{{0, 128}}}, {{{128, 256}}}}));
 }
 

@@ -27,7 +27,7 @@ Order traced_order() {
 std::string text_of(const std::vector<Crossing>& crossings) {
   std::string text;
   for (const Crossing& crossing : crossings)
-    text += core::message(text.empty() ? "" : ", ", crossing.compare() ? "compare " : "",
+    text += core::message(text.empty() ? "" : ", ", crossing.is_compared() ? "compare " : "",
                           crossing.trigger);
   return text;
 }

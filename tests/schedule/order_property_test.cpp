@@ -88,8 +88,8 @@ void OrderUnderSkips::check_ranks_with_equal_traces() {
       std::vector<Crossing> back = run_pass(&order, {}, draw_some(backward));
       append(&back, order.end_pass());
       EXPECT_EQ(triggers_of(back), backward);
-      for (const Crossing& issue : issued) EXPECT_FALSE(issue.compare());
-      for (const Crossing& issue : back) EXPECT_FALSE(issue.compare());
+      for (const Crossing& issue : issued) EXPECT_FALSE(issue.is_compared());
+      for (const Crossing& issue : back) EXPECT_FALSE(issue.is_compared());
     }
   }
 }
@@ -109,7 +109,7 @@ void OrderUnderSkips::check_forwards_in_a_row() {
   ASSERT_EQ(issued.size() % replay.size(), 0U);
   for (std::size_t i = 0; i < issued.size(); ++i) {
     EXPECT_EQ(issued[i].trigger, replay[i % replay.size()]);
-    EXPECT_FALSE(issued[i].compare());
+    EXPECT_FALSE(issued[i].is_compared());
   }
 }
 

@@ -38,14 +38,14 @@ Order traced() {
 
 bool all_compare(const std::vector<Crossing>& issues) {
   for (const Crossing& issue : issues) {
-    if (!issue.compare()) return false;
+    if (!issue.is_compared()) return false;
   }
   return true;
 }
 
 bool none_compares(const std::vector<Crossing>& issues) {
   for (const Crossing& issue : issues) {
-    if (issue.compare()) return false;
+    if (issue.is_compared()) return false;
   }
   return true;
 }

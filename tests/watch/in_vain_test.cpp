@@ -16,7 +16,7 @@ namespace {
 using What = Rendezvous;
 
 Report compares(Report report, std::int64_t number) {
-  report.reached[1] = number;
+  report.reached[What::kComparison] = number;
   return waits(std::move(report), What::kComparison, number);
 }
 
@@ -133,10 +133,10 @@ std::vector<Report> random_reports(Random* random, int num_ranks, int num_operat
     if (!words.empty() && draw(random, 3 * num_ranks) == 0)
       words[static_cast<std::size_t>(draw(random, static_cast<int>(words.size()) - 1))] = "b";
     Report report = issued(words);
-    for (int what = 1; what < kNumRendezvous; ++what) report.reached[what] = draw(random, 4);
+    for (int what = 1; what < kNumRendezvous; ++what) report.reached.values[what] = draw(random, 4);
     const int what = draw(random, 3);  // or nothing
-    if (what < kNumRendezvous && report.reached[what] > 0) {
-      const auto most = static_cast<int>(report.reached[what]) - 1;
+    if (what < kNumRendezvous && report.reached.values[what] > 0) {
+      const auto most = static_cast<int>(report.reached.values[what]) - 1;
       report = waits(std::move(report), static_cast<What>(what), 1 + draw(random, most));
     }
     if (draw(random, 2 * num_ranks) == 0) report.over = "it has ended";
@@ -147,7 +147,7 @@ std::vector<Report> random_reports(Random* random, int num_ranks, int num_operat
 
 bool misses(const Report& waiting, const Report& other) {
   return waiting.awaited &&
-         other.reached[static_cast<std::size_t>(*waiting.awaited)] < waiting.number;
+         other.reached[*waiting.awaited] < waiting.number;
 }
 
 // The ranks that in_vain() must name, and the operation if these differ there: every pair, at every
@@ -161,7 +161,7 @@ struct Named {
 std::optional<Named> named_by_brute_force(const std::vector<Report>& reports) {
   std::optional<Named> named;
   const auto hash_at = [&](std::size_t rank, std::int64_t number) -> std::optional<std::uint64_t> {
-    const std::int64_t back = reports[rank].reached[0] - number;
+    const std::int64_t back = reports[rank].reached[What::kOperation] - number;
     const auto size = static_cast<std::int64_t>(reports[rank].hashes.size());
     if (back < 0 || back >= size) return std::nullopt;
     return reports[rank].hashes[static_cast<std::size_t>(size - 1 - back)];
@@ -229,12 +229,12 @@ TEST(InVain, IsNothingInARunThatKeepsOneOrderHoweverOldReportsAre) {
         if (order[i] == What::kOperation) {
           report.issue("operation at " + std::to_string(i));
         } else {
-          ++report.reached[static_cast<std::size_t>(order[i])];
+          ++report.reached[order[i]];
         }
       }
       const int what = draw(&random, 2);
-      if (report.reached[what] > 0) {
-        const auto most = static_cast<int>(report.reached[what]) - 1;
+      if (report.reached.values[what] > 0) {
+        const auto most = static_cast<int>(report.reached.values[what]) - 1;
         report = waits(report, static_cast<What>(what), 1 + draw(&random, most));
       }
       if (moment == order.size() && draw(&random, 1) == 0) report.over = "its program has ended";
@@ -257,7 +257,7 @@ TEST(InVain, OfTwoThousandRanksTakesLessThanASecond) {
   for (std::size_t rank = 1; rank < staggered.size(); ++rank) {
     staggered[rank] = staggered[rank - 1];
     staggered[rank].issue("a");
-    staggered[rank] = waits(staggered[rank], What::kOperation, staggered[rank].reached[0]);
+    staggered[rank] = waits(staggered[rank], What::kOperation, staggered[rank].reached[What::kOperation]);
   }
   std::ranges::reverse(staggered);
   EXPECT_LT(seconds_of(staggered, false), 1);

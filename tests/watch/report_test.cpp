@@ -36,11 +36,11 @@ TEST(Attendance, NamesWhoHasNotComeAndHasALineForEachRank) {
 
 TEST(Attendance, CountsWhatIsAwaited) {
   Report own = waits(issued({"a"}), What::kAgreement, 2);
-  own.reached[2] = 2;
+  own.reached[Rendezvous::kAgreement] = 2;
   Report other = stored(issued({"a", "b", "c"}), 1);
-  other.reached[2] = 1;
+  other.reached[Rendezvous::kAgreement] = 1;
   EXPECT_TRUE(contains(attendance({other, own}, 1, 1), "(agreement 2): rank 0 of the mesh"));
-  other.reached[2] = 2;
+  other.reached[Rendezvous::kAgreement] = 2;
   EXPECT_TRUE(contains(attendance({other, own}, 1, 1),
                        "All ranks of the mesh have come to what is awaited (agreement 2)."));
 }
@@ -76,7 +76,7 @@ TEST(Attendance, OfManyRanksShowsThoseFurthestBehind) {
 TEST(Report, ComesBackFromText) {
   Report report = waits(issued({"publish of 'blocks.0'", "x"}), What::kComparison, 7);
   report.hashes.front() = 0xab;  // leading zeros
-  report.reached[2] = 3;
+  report.reached[Rendezvous::kAgreement] = 3;
   report.over = "a \"quoted\" reason\n";
   report.stored_ms = 1'700'000'000'000;
   const Report back = report_from(to_text(report));

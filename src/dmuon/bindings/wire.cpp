@@ -51,7 +51,7 @@ void init_wire(py::module_& module) {
       .def(
           "add_other", [](SharedMesh& mesh, Group group) { mesh.others->add(std::move(group)); },
           py::arg("group"))
-      .def("look_away", &SharedMesh::look_away)
+      .def("look_away", [](SharedMesh& mesh) { mesh.watch->look_away(); })
       .def("failure", [](const SharedMesh& mesh) { return mesh.watch->failure(); })
       .def("raised", [](const SharedMesh& mesh) { mesh.watch->raised(); })
       .def(

@@ -157,23 +157,15 @@ void Executor::await(const Operation& operation) {
 void Executor::finish(Kind kind, const schedule::Subject& subject) {
   const Newest& awaited = newest(kind, subject);
   if (schedule::is_on_batch(kind)) return finish_update(kind, subject, awaited);
-  finish(watch::Rendezvous::kOperation, awaited.done, awaited.number,
-         [&] { return described(kind, std::get<core::UnitIndex>(subject)); });
-}
-
-void Executor::finish(watch::Rendezvous what, const wire::Event& event, std::int64_t number,
-                      const std::function<std::string()>& where) {
-  mesh_.watch->wait(what, number, where, [&](std::chrono::milliseconds most) {
-    if (!event.wait_for(most)) return false;
-    event.wait();
-    return true;
-  });
+  mesh_.watch->wait_for(awaited.done, watch::Rendezvous::kOperation, awaited.number,
+                        [&] { return described(kind, std::get<core::UnitIndex>(subject)); });
 }
 
 void Executor::drain_lanes() {
   for (wire::Lane& lane : *mesh_.lanes) {
-    finish(watch::Rendezvous::kOperation, lane.enqueue(pool_->device(), [] {}, {}),
-           mesh_.watch->num_operations(), [] { return std::string("all operations in flight"); });
+    mesh_.watch->wait_for(lane.enqueue(pool_->device(), [] {}, {}), watch::Rendezvous::kOperation,
+                          mesh_.watch->num_operations(),
+                          [] { return std::string("all operations in flight"); });
   }
 }
 

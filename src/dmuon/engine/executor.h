@@ -150,8 +150,6 @@ class Executor {
   void finish_update(schedule::Kind kind, const schedule::Subject& subject, const Newest& awaited);
   void tell_of_failed_update(core::BatchIndex batch, const StepUpdate& of,
                              const std::string& why) const;
-  void finish(watch::Rendezvous what, const wire::Event& event, std::int64_t number,
-              const std::function<std::string()>& where);
 
   wire::SharedMesh mesh_;
   LocalPart part_;

@@ -68,7 +68,7 @@ void Executor::tell_of_failed_update(core::BatchIndex batch, const StepUpdate& o
 // Without tensor parallelism no other rank takes part in an update.
 void Executor::finish_update(Kind kind, const schedule::Subject& subject, const Newest& awaited) {
   if (mesh_.tensor_parallel) {
-    finish(watch::Rendezvous::kUpdate, awaited.done, awaited.number, [&] {
+    mesh_.watch->wait_for(awaited.done, watch::Rendezvous::kUpdate, awaited.number, [&] {
       return schedule::describe(kind, subject) + ", whose slices the ranks of a slot exchange, " +
              when();
     });

@@ -27,7 +27,7 @@ inline std::int64_t piece_elements(std::int64_t segment, std::int64_t buffer, in
   const std::int64_t peers = group_size - 1;
   if (peers == 0 || segment <= buffer / peers) return segment;
   const std::int64_t room = std::max<std::int64_t>(buffer / peers, 1);
-  const std::int64_t num_pieces = std::max<std::int64_t>((segment + room - 1) / room, 1);
+  const std::int64_t num_pieces = (segment + room - 1) / room;
   return (segment + num_pieces - 1) / num_pieces;
 }
 

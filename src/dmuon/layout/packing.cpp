@@ -241,13 +241,6 @@ std::vector<Part> Packing::owners_of(Shard column) const {
   return parts;
 }
 
-PackedIndex Packing::place_of(ParameterIndex parameter) const {
-  const auto found = std::ranges::find(parameters, parameter, &PackedParameter::index);
-  core::invariant(found != parameters.end(), "Packing::place_of: parameter: expected one of the ",
-                  "unit's, got ", parameter);
-  return PackedIndex(found - parameters.begin());
-}
-
 PackedLeafIndex Packing::place_of(LeafIndex leaf) const {
   const auto found = std::ranges::find(leaves, leaf, &PackedLeaf::index);
   core::invariant(found != leaves.end(),

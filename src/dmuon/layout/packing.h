@@ -109,8 +109,7 @@ struct Packing {
   /// [num_replicates] each owner's part of the unit's buffers.
   std::vector<Part> owners_of(core::Shard column) const;
 
-  /// @throws InternalError if the unit has no such parameter or leaf.
-  PackedIndex place_of(core::ParameterIndex parameter) const;
+  /// @throws InternalError if the unit has no such leaf.
   PackedLeafIndex place_of(core::LeafIndex leaf) const;
 };
 

@@ -51,15 +51,6 @@ std::vector<Crossing> Order::Course::advance(Trigger trigger, Pass pass) {
   return {{trigger, pass, -1}};
 }
 
-std::vector<Crossing> Order::Course::take_rest(Pass pass) {
-  if (!replaying()) return {};
-  return take(triggers.size(), pass);
-}
-
-void Order::Course::finish() {
-  if (!deviated) known = true;
-}
-
 bool Order::is_read(const Trigger& trigger) const { return read_.contains(trigger.unit); }
 
 void Order::keep_last_units() {
@@ -193,12 +184,12 @@ void Order::begin_end() {
 }
 
 std::vector<Crossing> Order::catch_up() {
-  if (!current_) return {};
-  return course().take_rest(*current_);
+  if (!replaying()) return {};
+  return course().take(course().triggers.size(), *current_);
 }
 
 std::vector<Crossing> Order::catch_up_to_host_use() {
-  if (!current_ || !course().replaying()) return {};
+  if (!replaying()) return {};
   return course().take(next_host_use(), *current_);
 }
 
@@ -206,24 +197,22 @@ std::vector<Crossing> Order::end_pass() {
   if (!current_) return {};
   const bool traced = on_demand();
   std::vector<Crossing> owed = catch_up();
-  course().finish();
+  if (!course().deviated) course().known = true;
   if (traced && current_ == Pass::kTrainForward) keep_last_units();
   current_.reset();
   return owed;
 }
 
 bool Order::owes_forward() const {
-  return current_ && current_ != Pass::kBackward && course().replaying() &&
-         course().cursor < course().triggers.size();
+  return replaying() && current_ != Pass::kBackward && course().cursor < course().triggers.size();
 }
 
 bool Order::owes(Trigger trigger) const {
-  return current_ && course().replaying() && course().lies_ahead(trigger);
+  return replaying() && course().lies_ahead(trigger);
 }
 
 bool Order::is_next(Trigger trigger) const {
-  if (!current_ || !course().replaying()) return false;
-  return course().cursor < course().triggers.size() &&
+  return replaying() && course().cursor < course().triggers.size() &&
          course().triggers[course().cursor] == trigger;
 }
 
@@ -251,14 +240,15 @@ std::size_t Order::next_host_use() const {
 }
 
 bool Order::owes_host_use() const {
-  return current_ && course().replaying() && next_host_use() < course().triggers.size();
+  return replaying() && next_host_use() < course().triggers.size();
 }
 
 int Order::position() const {
-  if (!current_ || !course().replaying()) return -1;
-  return static_cast<int>(course().cursor);
+  return replaying() ? static_cast<int>(course().cursor) : -1;
 }
 
 bool Order::on_demand() const { return current_ && !course().replaying(); }
+
+bool Order::replaying() const { return current_ && course().replaying(); }
 
 }  // namespace dmuon::schedule

@@ -15,7 +15,7 @@ struct Crossing {
   Pass pass;
   int position;  ///< in the pass's trace; -1 if the pass follows none
   /// True if no trace foretold the crossing: every rank must confirm that it crosses the same.
-  bool compare() const { return position < 0; }
+  bool is_compared() const { return position < 0; }
 };
 
 /// The one order in which a rank crosses the triggers of a step, and so issues their operations.
@@ -166,12 +166,11 @@ class Order {
     std::vector<Crossing> take(std::size_t end, Pass pass);
     bool lies_ahead(Trigger trigger) const;
     bool contains(Trigger trigger) const;
-    std::vector<Crossing> take_rest(Pass pass);
-    void finish();
   };
 
   Course& course() { return courses_[static_cast<int>(*current_)]; }
   const Course& course() const { return courses_[static_cast<int>(*current_)]; }
+  bool replaying() const;
   std::vector<Crossing> begin(Pass pass);
   bool starts_forward(Trigger trigger, bool has_end) const;
 

@@ -47,10 +47,10 @@ void Resolver::cross(const std::vector<Crossing>& crossings) {
     } else if (empty) {
       unit.used = false;
     }
-    if (crossing.compare()) performer_->compare(trigger);
+    if (crossing.is_compared()) performer_->compare(trigger);
     issued_.add(static_cast<std::int64_t>(trigger.moment)).add(std::int64_t{trigger.unit.value()});
     crossing_ = crossing;
-    if (crossing.compare()) {
+    if (crossing.is_compared()) {
       serve(trigger);
     } else {
       const auto position = static_cast<std::size_t>(crossing.position);

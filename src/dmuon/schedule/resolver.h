@@ -163,8 +163,6 @@ class Resolver {
 
   const Order& order() const { return order_; }
   const Layout& layout() const { return layout_; }
-  /// The current schedule. Passes that have not been traced are empty.
-  const StepSchedule& schedule() const { return schedule_; }
   /// Triggers that the last backward has crossed so far.
   int num_crossed() const { return num_crossed_; }
   /// The crossing whose operations are being performed, if any.

@@ -15,13 +15,12 @@ constexpr int kGrace = 2;
 }  // namespace
 
 std::int64_t Detector::reach(Rendezvous what, const std::string& described, Time now) {
-  const auto kind = static_cast<std::size_t>(what);
-  const std::int64_t number = ++come_[kind];
+  const std::int64_t number = ++come_[what];
   if (taken_back_) return number;
   if (what == Rendezvous::kOperation) {
     own_.issue(described);
   } else {
-    ++own_.reached[kind];
+    ++own_.reached[what];
   }
   left_.reset();
   end_wait(now);
@@ -72,7 +71,7 @@ bool Detector::end(const std::string& why, bool failed) {
   if (failed && unraised_.empty()) raised();  // else the raised error is a consequence
   if (!become_over(why)) return false;
   if (failed && host_waits_ && own_.awaited != Rendezvous::kOperation)
-    own_.reached[static_cast<std::size_t>(*own_.awaited)] = own_.number - 1;
+    own_.reached[*own_.awaited] = own_.number - 1;
   return true;
 }
 
@@ -81,7 +80,7 @@ void Detector::end_after(std::int64_t operation, std::int64_t update, const std:
   if (!become_over(why)) return;
   taken_back_ = true;
   own_.take_back_to(operation);
-  std::int64_t& updates = own_.reached[static_cast<std::size_t>(Rendezvous::kUpdate)];
+  std::int64_t& updates = own_.reached[Rendezvous::kUpdate];
   updates = std::min(updates, update);
 }
 
@@ -89,10 +88,6 @@ Report Detector::report(std::int64_t now_ms) const {
   Report report = own_;
   report.stored_ms = now_ms;
   return report;
-}
-
-std::int64_t Detector::num_operations() const {
-  return come_[static_cast<std::size_t>(Rendezvous::kOperation)];
 }
 
 std::string Detector::error() const {

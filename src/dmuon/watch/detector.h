@@ -99,7 +99,7 @@ class Detector {
   const std::string& unraised() const { return unraised_; }
   Report report(std::int64_t now_ms) const;
   /// Returns the number of operations that the rank has come to, also of those taken back.
-  std::int64_t num_operations() const;
+  std::int64_t num_operations() const { return come_[Rendezvous::kOperation]; }
   /// Returns the hash of all operations that the rank has come to and not taken back.
   std::uint64_t hash() const { return own_.hashes.empty() ? 0 : own_.hashes.back(); }
   /// Returns the error of this rank's waits if they are in vain, or its device is late; else empty.
@@ -152,7 +152,7 @@ class Detector {
 
   std::size_t rank_;
   Report own_;
-  std::array<std::int64_t, kNumRendezvous> come_{};  // as own_.reached, but nothing is taken back
+  decltype(Report::reached) come_{};  // as own_.reached, but nothing is taken back
   /// The operation in which it has left, by number and words.
   std::optional<std::pair<std::int64_t, std::string>> left_;
   bool taken_back_ = false;  // by end_after()

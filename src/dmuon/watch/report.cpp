@@ -18,11 +18,8 @@ namespace {
 constexpr std::size_t kMostNamed = 16;      // ranks, of a large mesh
 constexpr std::size_t kMostOfReason = 160;  // bytes, in a table
 constexpr std::size_t kHashDigits = 16;
+constexpr core::EachOf<Rendezvous, kNumRendezvous> kRendezvous;
 constexpr const char* kRendezvousNames[] = {"operation", "comparison", "agreement", "update"};
-
-std::int64_t count(const Report& report, Rendezvous what) {
-  return report.reached[static_cast<std::size_t>(what)];
-}
 
 /// Two ranks that have issued different operations at one number.
 struct Difference {
@@ -41,7 +38,7 @@ std::optional<Difference> first_difference(const std::vector<Report>& reports) {
   std::unordered_map<std::int64_t, First> issued;  // by number
   Difference found;
   for (std::size_t rank = 0; rank < reports.size(); ++rank) {
-    std::int64_t number = count(reports[rank], Rendezvous::kOperation) -
+    std::int64_t number = reports[rank].reached[Rendezvous::kOperation] -
                           static_cast<std::int64_t>(reports[rank].hashes.size());
     for (const std::uint64_t hash : reports[rank].hashes) {
       const First& first = issued.try_emplace(++number, First{hash, rank}).first->second;
@@ -52,13 +49,13 @@ std::optional<Difference> first_difference(const std::vector<Report>& reports) {
 }
 
 std::string issued_at(const Report& report, std::int64_t number) {
-  const auto back = static_cast<std::size_t>(count(report, Rendezvous::kOperation) - number);
+  const auto back = static_cast<std::size_t>(report.reached[Rendezvous::kOperation] - number);
   if (back >= report.words.size()) return core::message("operation ", number);
   return report.words[report.words.size() - 1 - back];
 }
 
 bool misses(const Report& waiting, const Report& other) {
-  return waiting.awaited && count(other, *waiting.awaited) < waiting.number;
+  return waiting.awaited && other.reached[*waiting.awaited] < waiting.number;
 }
 
 // Returns at most so many bytes of a text. The result is UTF-8, as the text is.
@@ -71,8 +68,7 @@ std::string beginning(const std::string& text, std::size_t most) {
 std::string line_of(const Report& report, std::size_t rank,
                     std::size_t most_of_reason = std::string::npos) {
   std::string text = core::message("rank ", rank, " of the mesh ");
-  const std::int64_t issued = count(report, Rendezvous::kOperation);
-  text += core::message("has issued ", issued, " operations");
+  text += core::message("has issued ", report.reached[Rendezvous::kOperation], " operations");
   if (!report.words.empty()) text += ", last " + report.words.back();
   if (!report.pass.empty()) text += ", is in " + report.pass;
   if (!report.over.empty())
@@ -87,16 +83,17 @@ std::vector<bool> stuck_ranks(const std::vector<Report>& reports) {
   for (const Report& report : reports) stuck.push_back(report.awaited || !report.over.empty());
   for (bool changed = true; changed;) {
     changed = false;
-    std::array<std::int64_t, kNumRendezvous> least{};  // number that a stuck rank has come to
-    least.fill(std::numeric_limits<std::int64_t>::max());
+    decltype(Report::reached) least{};  // numbers that all stuck ranks have come to
+    std::ranges::fill(least, std::numeric_limits<std::int64_t>::max());
     for (std::size_t rank = 0; rank < reports.size(); ++rank) {
-      for (std::size_t what = 0; stuck[rank] && what < least.size(); ++what)
-        least[what] = std::min(least[what], reports[rank].reached[what]);
+      for (const Rendezvous what : kRendezvous) {
+        if (stuck[rank]) least[what] = std::min(least[what], reports[rank].reached[what]);
+      }
     }
     for (std::size_t rank = 0; rank < reports.size(); ++rank) {
       const Report& report = reports[rank];
       if (!stuck[rank] || !report.over.empty()) continue;
-      if (least[static_cast<std::size_t>(*report.awaited)] < report.number) continue;
+      if (least[*report.awaited] < report.number) continue;
       stuck[rank] = false;
       changed = true;
     }
@@ -135,11 +132,11 @@ void Report::issue(const std::string& what) {
   if (hashes.size() > kMostHashes) hashes.pop_front();
   words.push_back(what);
   if (words.size() > kMostWords) words.pop_front();
-  ++reached[static_cast<std::size_t>(Rendezvous::kOperation)];
+  ++reached[Rendezvous::kOperation];
 }
 
 void Report::take_back_to(std::int64_t last) {
-  std::int64_t& newest = reached[static_cast<std::size_t>(Rendezvous::kOperation)];
+  std::int64_t& newest = reached[Rendezvous::kOperation];
   for (; newest > last; --newest) {
     if (!hashes.empty()) hashes.pop_back();
     if (!words.empty()) words.pop_back();
@@ -154,7 +151,7 @@ std::string to_text(const Report& report) {
     const auto size = static_cast<std::size_t>(end - digits.data());
     hashes.append(kHashDigits - size, '0').append(digits.data(), size);
   }
-  return nlohmann::json{{"reached", report.reached},
+  return nlohmann::json{{"reached", report.reached.values},
                         {"awaited", report.awaited ? static_cast<int>(*report.awaited) : -1},
                         {"number", report.number},
                         {"where", report.where},
@@ -169,7 +166,7 @@ std::string to_text(const Report& report) {
 Report report_from(const std::string& text) {
   const nlohmann::json json = nlohmann::json::parse(text);
   Report report;
-  for (std::size_t i = 0; i < kNumRendezvous; ++i) report.reached[i] = json.at("reached").at(i);
+  json.at("reached").get_to(report.reached.values);
   if (const int awaited = json.at("awaited"); awaited >= 0)
     report.awaited = static_cast<Rendezvous>(awaited);
   report.number = json.at("number");
@@ -236,7 +233,7 @@ std::string attendance(const std::vector<Report>& reports, std::size_t self, std
   std::vector<std::size_t> ranks(reports.size());
   std::iota(ranks.begin(), ranks.end(), 0);
   std::ranges::stable_sort(ranks, {}, [&](std::size_t rank) {
-    return std::min(count(reports[rank], what), own.number);
+    return std::min(reports[rank].reached[what], own.number);
   });
 
   std::vector<std::string> absent;

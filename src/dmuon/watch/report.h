@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "dmuon/core/by_enum.h"
+
 namespace dmuon::watch {
 
 /// Kinds of steps that all ranks of a mesh come to in one order, each numbered from 1.
@@ -21,7 +23,7 @@ struct Report {
   static constexpr std::size_t kMostHashes = 64;  ///< ranks that are further apart are not compared
   static constexpr std::size_t kMostWords = 8;
 
-  std::int64_t reached[kNumRendezvous] = {};  ///< number of each kind that it has come to
+  core::ByEnum<Rendezvous, std::int64_t, kNumRendezvous> reached{};  ///< numbers it has come to
   std::optional<Rendezvous> awaited;          ///< it does nothing until all ranks have come to ...
   std::int64_t number = 0;                    ///< ... this one, to which it has come itself
   std::string where;                          ///< this one in words, for people

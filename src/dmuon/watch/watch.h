@@ -17,8 +17,7 @@ namespace dmuon::watch {
 /// error on every rank within seconds, not a timeout.
 ///
 ///   const std::int64_t number = watch.reach(Rendezvous::kOperation, "publish of 'a'");
-///   watch.wait(Rendezvous::kOperation, number, [] { return "publish of 'a'"; },
-///              [&](std::chrono::milliseconds most) { return event.wait_for(most); });
+///   watch.wait_for(event, Rendezvous::kOperation, number, [] { return "publish of 'a'"; });
 ///
 /// A thread carries out once an interval what its Detector returns, on a Board. While no wait is
 /// longer than an interval, that is one request of some bytes to the store.
@@ -49,7 +48,8 @@ class Watch {
   };
   /// Looks there too from now on, on the watch's thread. Call it once, before the first wait.
   void look_at(Outside outside);
-  /// Gives nothing up any more.
+  /// Gives nothing up any more. Call it after a failure, when another training begins on these ranks:
+  /// what it would give up is that training's from now on.
   void look_away();
 
   /// Says that an error of this rank has been raised on its host, which so waits for nothing.
@@ -81,6 +81,18 @@ class Watch {
   ///                   intervals. Any other exception of `turn` ends this rank, as over() does.
   void wait(Rendezvous what, std::int64_t number, const std::function<std::string()>& where,
             const std::function<bool(std::chrono::milliseconds)>& turn);
+
+  /// As wait(), for what has wait_for(), which returns true at its end, and wait(), which then
+  /// throws its error.
+  template <typename Awaited>
+  void wait_for(Awaited awaited, Rendezvous what, std::int64_t number,
+                const std::function<std::string()>& where) {
+    wait(what, number, where, [&](std::chrono::milliseconds most) {
+      if (!awaited.wait_for(most)) return false;
+      awaited.wait();
+      return true;
+    });
+  }
 
   /// While it exists, this rank waits for that number.
   class Waiting {

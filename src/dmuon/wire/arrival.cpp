@@ -1,6 +1,5 @@
 #include "dmuon/wire/arrival.h"
 
-#include <chrono>
 #include <utility>
 
 namespace dmuon::wire {
@@ -17,13 +16,7 @@ void await_arrival(SharedMesh* mesh, c10::Device device, std::vector<Pending> me
   }
   // The lane's thread waits: gloo gives a message up whose wait ends early.
   const Event arrived = lane.enqueue(device, [messages] { wait_all(messages); }, {});
-  mesh->watch->wait(
-      watch::Rendezvous::kOperation, number, [&] { return what; },
-      [&](std::chrono::milliseconds most) {
-        if (!arrived.wait_for(most)) return false;
-        arrived.wait();  // throws the error of a message that failed
-        return true;
-      });
+  mesh->watch->wait_for(arrived, watch::Rendezvous::kOperation, number, [&] { return what; });
 }
 
 }  // namespace dmuon::wire

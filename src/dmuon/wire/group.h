@@ -67,7 +67,6 @@ class Group {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  const std::string& name() const { return name_; }
   c10::DeviceType device() const { return device_; }
   /// The longest time that a message may take on a device; without end for a group of one, or if
   /// the backend does not say.

@@ -7,21 +7,11 @@
 
 namespace dmuon::wire {
 
-void HostWords::await(Pending pending, watch::Rendezvous kind, std::int64_t number,
-                      const std::string& what) {
-  watch_->wait(
-      kind, number, [&] { return what; },
-      [&](std::chrono::milliseconds most) {
-        if (!pending.wait_for(most)) return false;
-        pending.wait();
-        return true;
-      });
-}
-
 void HostWords::all_reduce_max(const at::Tensor& tensor, watch::Rendezvous kind,
                                const std::string& what) {
   const std::int64_t number = watch_->reach(kind, what);
-  for (Group& group : groups_) await(group.all_reduce_max(tensor, what), kind, number, what);
+  for (Group& group : groups_)
+    watch_->wait_for(group.all_reduce_max(tensor, what), kind, number, [&] { return what; });
 }
 
 std::vector<std::array<std::int64_t, 4>> HostWords::all_gather(std::array<std::int64_t, 4> words,
@@ -32,7 +22,7 @@ std::vector<std::array<std::int64_t, 4>> HostWords::all_gather(std::array<std::i
   std::ranges::copy(words, known.mutable_data_ptr<std::int64_t>());
   for (Group& group : groups_) {
     at::Tensor all = at::empty({group.size(), known.size(0), 4}, known.options());
-    await(group.all_gather(all, known, what), kind, number, what);
+    watch_->wait_for(group.all_gather(all, known, what), kind, number, [&] { return what; });
     known = all.view({-1, 4});
   }
   std::vector<std::array<std::int64_t, 4>> by_rank(static_cast<std::size_t>(known.size(0)));

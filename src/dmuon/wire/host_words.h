@@ -40,8 +40,6 @@ class HostWords {
                                                       const std::string& what);
 
  private:
-  void await(Pending pending, watch::Rendezvous kind, std::int64_t number, const std::string& what);
-
   std::vector<Group> groups_;
   std::shared_ptr<watch::Watch> watch_;
 };

@@ -140,10 +140,6 @@ struct SharedMesh {
   /// @returns  an error of a late update that no call has raised; else empty.
   std::string leave(std::chrono::milliseconds grace);
 
-  /// Call this after a failure, when another training begins on these ranks. `others` are that
-  /// training's from now on: they are not given up any more.
-  void look_away() { watch->look_away(); }
-
  private:
   std::shared_ptr<watch::Watch> watch_over();
   std::vector<Group> groups_of_words() const;
