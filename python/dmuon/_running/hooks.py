@@ -11,7 +11,7 @@ import torch.nn as nn
 from torch.distributed.fsdp import FSDPModule
 
 from dmuon import _C
-from dmuon._running.changed_inputs import take_changes
+from dmuon._running.call_inputs import CallInputs
 from dmuon._running.readers import explain_mixed
 from dmuon._running.runtime import Runtime
 from dmuon._running.structures import (
@@ -90,8 +90,7 @@ class _Calls:
         self, runtime: Runtime, index: int, module: nn.Module, autocast: torch.dtype | None, reader: bool
     ) -> None:
         self._runtime, self._index, self._autocast, self._reader = runtime, index, autocast, reader
-        self._open: list[_C.Call] = []
-        self._inputs: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # of open calls: as given, as watched
+        self._open: list[tuple[_C.Call, CallInputs]] = []
         # Hooks prepended after fully_shard run before FSDP2's. So the engine issues the operations of a skipped unit
         # before FSDP2 can block the host. The same holds in a backward, because we watch inputs inside of FSDP2's hook
         # on them.
@@ -108,8 +107,7 @@ class _Calls:
             _refuse_other_casts(runtime, index, self._autocast)
         runtime.end_failed_backward()
         runtime.engine.before_forward(index, self._reader)
-        self._open.append(_C.Call(self._reader))
-        self._inputs.append([])
+        self._open.append((_C.Call(self._reader), CallInputs()))
         if not self._reader and runtime.units[index].host and _C.in_backward() and torch.is_grad_enabled():
             _refuse_second_recomputation(runtime, index)
         runtime.weights[index].begin_call(self._reader)
@@ -121,39 +119,41 @@ class _Calls:
             return None
         if self._runtime.ranks.tensor_mesh is not None:
             args, kwargs = map_tensors((args, kwargs), arrived)
-        inputs = tensors_requiring_grad((args, kwargs))
-        if not inputs:
-            return None
-        watched = self._runtime.engine.watch_inputs(self._index, inputs, *self._open[-1:])
-        # Runs before the engine frees the weights, which a checkpoint inside the module may have changed once more.
-        watched[0].register_hook(self._end_in_backward)
-        if self._inputs:
-            self._inputs[-1] = list(zip(inputs, watched, strict=True))
-        by_input = dict(zip(map(id, inputs), watched, strict=True))
-        return map_tensors((args, kwargs), lambda tensor: by_input.get(id(tensor), tensor))
+        call, call_inputs = self._open[-1]
+
+        def watch(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            watched = self._runtime.engine.watch_inputs(self._index, inputs, call)
+            # Runs before the engine frees the weights, which a checkpoint inside the module may have changed once more.
+            watched[0].register_hook(self._end_in_backward)
+            return watched
+
+        return call_inputs.watched((args, kwargs), watch)
 
     # Runs even if the forward raises, as an early-stopped recomputation does.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
         runtime, index = self._runtime, self._index
         if self._reader and not self._open:
             self._read_in_backward(output)
-            return
-        call = [self._open.pop()] if self._open else []
-        inputs = self._inputs.pop() if self._inputs else []
+            return None
+        opened = self._open.pop() if self._open else None
         runtime.weights[index].end_call()
         runtime.engine.after_forward(index, self._reader)
+        if opened is None:
+            return None  # _before has raised
+        call, call_inputs = opened
+        output, outputs = call_inputs.outputs(runtime.units[index].label, output)
         if not torch.is_grad_enabled():
-            return
-        outputs = [*tensors_requiring_grad(output), *take_changes(runtime.units[index].label, inputs)]
+            return output
         # Before any Python hook: all of a tensor's Python hooks, FSDP2's too, run in the place of its first one.
-        runtime.engine.watch_outputs(index, outputs, *call)
+        runtime.engine.watch_outputs(index, outputs, call)
         enters = functools.partial(self._enter_backward, runtime.version)
         for tensor in outputs if runtime.units[index].leaves else ():
             tensor.register_hook(enters)
         for tensor in outputs:
             if (base := _changeable_base(tensor)) is not None:
                 self._hook_base(module, tensor, base, enters)
+        return output
 
     def _read_in_backward(self, output: Any) -> None:
         """Has the weights there when the backward begins of the call in which a reader was found.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -18,17 +18,21 @@ TensorMap = Callable[[torch.Tensor], torch.Tensor]
 def map_tensors(value: Any, change: TensorMap) -> Any:
     """Returns `value` with `change` applied to every tensor in tuples, lists, mappings and dataclasses.
 
-    Copies containers only if something in them changes. Returns other objects unchanged.
+    Lists, mappings and dataclasses are changed in place, so that whoever writes into them later writes into the same.
+    Those that nobody can write into, and tuples, are copied if something in them changes. Returns other objects
+    unchanged.
     """
     if isinstance(value, torch.Tensor):
         return change(value)
-    if isinstance(value, tuple | list):
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            if (new := map_tensors(item, change)) is not item:
+                value[index] = new
+    if isinstance(value, tuple):
         items = [map_tensors(item, change) for item in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*items)
-        return type(value)(items)
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
         return _map_fields(value, change)
     return value
@@ -37,18 +41,21 @@ def map_tensors(value: Any, change: TensorMap) -> Any:
 def _map_fields(value: Any, change: TensorMap) -> Any:
     # A mapping that is a dataclass too (a transformers ModelOutput) keeps both views in step by its __setitem__.
     mapping = isinstance(value, Mapping)
-    names = list(value) if mapping else [field.name for field in dataclasses.fields(value)]
+    names = list(value.keys()) if mapping else [field.name for field in dataclasses.fields(value)]
     read = value.__getitem__ if mapping else value.__getattribute__
     changed = {name: new for name in names if (new := map_tensors(read(name), change)) is not read(name)}
     if not changed:
         return value
-    copied = copy.copy(value)
+    if mapping and not isinstance(value, MutableMapping):
+        return type(value)({**value, **changed})
+    if not mapping and value.__dataclass_params__.frozen:
+        value = copy.copy(value)
     for name, new in changed.items():
         if mapping:
-            copied[name] = new
+            value[name] = new
         else:
-            object.__setattr__(copied, name, new)  # a frozen dataclass too
-    return copied
+            object.__setattr__(value, name, new)  # a frozen dataclass too
+    return value
 
 
 def tensors_requiring_grad(value: Any) -> list[torch.Tensor]:

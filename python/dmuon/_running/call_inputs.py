@@ -1,0 +1,77 @@
+"""Inputs of a module's call, which has copies that share their memory: what it changes in them, the caller sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dmuon import _C
+from dmuon._running.structures import map_tensors, tensors_requiring_grad
+
+_Pairs = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class CallInputs:
+    """The inputs of one call."""
+
+    def __init__(self) -> None:
+        self._arguments: Any = ()  # of the call, that autograd watches
+        self._pairs: _Pairs = []  # tensors as the caller has them, and as the call has them
+
+    def watched(self, arguments: Any, watch: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> Any:
+        """Returns the arguments with what `watch` returns in place of tensors that require a gradient.
+
+        Lists and the like are the caller's own: until `outputs`, they have the call's tensors.
+        """
+        inputs = tensors_requiring_grad(arguments)
+        if inputs:
+            self._pairs = list(zip(inputs, watch(inputs), strict=True))
+        self._arguments = _exchanged(arguments, self._pairs)
+        return self._arguments
+
+    def outputs(self, module: str, output: Any) -> tuple[Any, list[torch.Tensor]]:
+        """Returns what the caller gets for `output`, and all that the call has computed.
+
+        That is what it returns, inputs that it has changed in place, and what it has put into lists and the like. An
+        input that it returns unchanged counts too, and stays a copy, as under `fully_shard`.
+
+        Raises:
+            ValueError: autograd would have forbidden a change in place. Names `module`.
+        """
+        arguments = _exchanged(self._arguments, [(watched, given) for given, watched in self._pairs])
+        changed = [(watched, given) for given, watched in self._pairs if _take_change(module, given, watched)]
+        output = _exchanged(output, changed)
+        as_before = {id(given) for given, _ in self._pairs} - {id(given) for _, given in changed}
+        found = tensors_requiring_grad((output, arguments))
+        return output, [tensor for tensor in found if id(tensor) not in as_before]
+
+
+def _exchanged(value: Any, pairs: _Pairs) -> Any:
+    """Returns `value` with the second of each pair in place of the first."""
+    new = {id(old): new for old, new in pairs}
+    return map_tensors(value, lambda tensor: new.get(id(tensor), tensor)) if new else value
+
+
+def _take_change(module: str, given: torch.Tensor, watched: torch.Tensor) -> bool:
+    """Gives a tensor the new history if the call has changed it in place. Returns True then."""
+    if watched.grad_fn is None:
+        given.detach_()
+        return False
+    if watched.grad_fn.name() == _C.LEAVING_BACKWARD:
+        return False
+    try:
+        what = "a leaf that requires a gradient, as no program can without dmuon" if given.is_leaf else ""
+    except RuntimeError:  # autograd knows no history of such a view after a change
+        what = "a view of the kind that autograd lets nobody change, such as fully_shard, chunk and unbind make"
+    if (given.shape, given.stride()) != (watched.shape, watched.stride()):
+        what = f"from shape {tuple(given.shape)} to {tuple(watched.shape)}, which the caller's tensor cannot follow"
+    if what:
+        raise ValueError(
+            f"dmuon: '{module}' has changed an input in place, {what}. Expected: a change of a copy, such as x = x + y "
+            "in place of x += y."
+        )
+    _C.take_history(given, watched)
+    given._backward_hooks = None  # they stay with what it held before
+    return True

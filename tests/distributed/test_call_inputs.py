@@ -1,0 +1,216 @@
+"""What a call writes into its inputs is its caller's: later uses have the gradients of what the tensor holds then."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from models import VOCABULARY, batch, loss_of
+from refusals import REFUSED, Refusals, expect_refusal
+from scenario import Session, blocks_of, check
+from training import AHEAD, KEPT, REPLICATED
+
+import dmuon
+
+WIDTH = 12
+
+
+class Block(nn.Module):
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+        self.call = call
+
+    def computed(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(torch.relu(x)))  # whose backward needs x no more
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.call(self, *inputs)
+
+
+class Model(nn.Module):
+    """`use` calls the blocks; `call` is their forward."""
+
+    def __init__(self, call: Callable[..., Any], use: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList([Block(call) for _ in range(2)])
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.use = use
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.use(self, self.embedding(tokens) * 1.0))
+
+
+def adds(block: Block, x: torch.Tensor) -> torch.Tensor:
+    y = block.computed(x)
+    x += y
+    return y
+
+
+def adds_silently(block: Block, x: torch.Tensor) -> None:
+    adds(block, x)
+
+
+def adds_and_returns(block: Block, x: torch.Tensor) -> torch.Tensor:
+    adds(block, x)
+    return x
+
+
+def halves(block: Block, x: torch.Tensor) -> torch.Tensor:
+    y = block.computed(x)
+    x.mul_(0.5)
+    return y
+
+
+def detaches(block: Block, x: torch.Tensor) -> torch.Tensor:
+    y = block.computed(x)
+    x.detach_()
+    return y
+
+
+def transposes(block: Block, x: torch.Tensor) -> torch.Tensor:
+    y = block.computed(x)
+    x.transpose_(0, 1)
+    return y
+
+
+def appends(block: Block, x: torch.Tensor, found: list[torch.Tensor]) -> None:
+    found.append(block.computed(x))
+
+
+def sets(block: Block, entries: dict[str, torch.Tensor]) -> None:
+    entries["x"] = entries["x"] + block.computed(entries["x"])
+
+
+def fills(block: Block, x: torch.Tensor, out: torch.Tensor) -> None:
+    out += block.computed(x)
+
+
+def with_outputs(model: Model, x: torch.Tensor) -> torch.Tensor:
+    """The caller of each block goes on with what the block has written."""
+    for block in model.blocks:
+        x = block(x) + x
+    return x
+
+
+def of_a_view(model: Model, x: torch.Tensor) -> torch.Tensor:
+    shape = x.shape
+    return with_outputs(model, x.view(-1, WIDTH)).view(shape)
+
+
+def alone(model: Model, x: torch.Tensor) -> torch.Tensor:
+    for block in model.blocks:
+        block(x)
+    return x
+
+
+def with_hooks(model: Model, x: torch.Tensor) -> torch.Tensor:
+    """The first hook is of what the tensor held before, the second one of what it holds afterwards."""
+    x.register_hook(lambda gradient: gradient * 3)
+    model.blocks[0](x)
+    x.register_hook(lambda gradient: gradient * 5)
+    model.blocks[1](x)
+    return x
+
+
+def changed_once_more(model: Model, x: torch.Tensor) -> torch.Tensor:
+    for block in model.blocks:
+        block(x).mul_(2)
+        x = x * 1.5
+    return x
+
+
+def of_a_list(model: Model, x: torch.Tensor) -> torch.Tensor:
+    found = [x]
+    for block in model.blocks:
+        block(found[-1], found)
+    return torch.stack(found).sum(0)
+
+
+def of_a_dict(model: Model, x: torch.Tensor) -> torch.Tensor:
+    entries = {"x": x}
+    for block in model.blocks:
+        block(entries)
+    return entries["x"]
+
+
+def of_a_buffer(model: Model, x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros_like(x)
+    for block in model.blocks:
+        block(x, out)
+    return out
+
+
+def trained(s: Session, call: Callable[..., Any], use: Callable[..., torch.Tensor], root: bool = False) -> None:
+    s.start(Model(call, use), units=(lambda model: []) if root else None)
+    s.train(0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "schedule", "kind"),
+    [
+        ((2, 2), AHEAD, {"call": adds, "use": with_outputs}),
+        ((2, 2), REPLICATED, {"call": halves, "use": with_outputs}),
+        ((4,), KEPT, {"call": adds, "use": of_a_view}),
+        ((1,), AHEAD, {"call": halves, "use": of_a_view}),
+        ((4,), AHEAD, {"call": adds_silently, "use": alone}),
+        ((2, 2), AHEAD, {"call": adds_silently, "use": alone, "root": True}),
+        ((2, 2), KEPT, {"call": adds, "use": with_hooks}),
+        ((4,), REPLICATED, {"call": adds_and_returns, "use": changed_once_more}),
+        ((1,), KEPT, {"call": detaches, "use": with_outputs}),
+        ((2, 2), AHEAD, {"call": appends, "use": of_a_list}),
+        ((1,), REPLICATED, {"call": sets, "use": of_a_dict}),
+        ((4,), AHEAD, {"call": fills, "use": of_a_buffer}),
+    ],
+)
+def test_what_a_call_writes_has_its_gradients(ranks, mesh, schedule, kind):
+    check(ranks, trained, mesh, schedule=schedule, **kind)
+
+
+def test_a_retained_gradient_is_that_of_what_the_tensor_holds(ranks):
+    kept = []
+
+    def use(model: Model, x: torch.Tensor) -> torch.Tensor:
+        x.retain_grad()
+        kept.append(x)
+        return alone(model, x)
+
+    model = Model(adds_silently, use)
+    plain = copy.deepcopy(model)
+    dmuon.dedicate_params(model)
+    dmuon.Muon(model)
+    for each in model, plain:
+        loss_of(each, batch(0)).backward()
+    torch.testing.assert_close(kept[0].grad, kept[1].grad)
+
+
+refused = Refusals()
+
+
+@refused("'blocks.0' has changed an input in place, a view of the kind", "such as fully_shard, chunk and unbind make")
+def under_fully_shard(mesh: Any) -> None:
+    model = Session(mesh, AHEAD).start(Model(halves, with_outputs), units=blocks_of)
+    loss_of(model, batch(0)).backward()
+
+
+@refused("has changed an input in place, a leaf that requires a gradient", "x = x + y in place of x += y")
+def of_a_leaf(mesh: Any) -> None:
+    model = Session(mesh, AHEAD).start(Model(halves, with_outputs), units=None)
+    model.blocks[0](torch.ones(2, WIDTH, requires_grad=True))
+
+
+@refused("has changed an input in place, from shape (2, 12) to (12, 2), which the caller's tensor cannot follow")
+def of_its_shape(mesh: Any) -> None:
+    model = Session(mesh, AHEAD).start(Model(transposes, with_outputs), units=None)
+    model.blocks[0](torch.ones(2, WIDTH, requires_grad=True) * 1.0)
+
+
+@pytest.mark.parametrize(REFUSED, refused)
+def test_what_autograd_forbids_is_refused_by_name(ranks, program, options, words):
+    expect_refusal(ranks, program, options, words)
