@@ -404,3 +404,38 @@ def grouped(s: Session, by: str) -> None:
 def test_several_modules_are_a_unit(ranks, mesh, by):
     *notes, _ = check(ranks, grouped, mesh, schedule=AHEAD, by=by)
     assert all(note == [{"vlm.0", "vlm.1", "vlm.2", "action"}] for note in notes)
+
+
+class Around(nn.Module):
+    """Its calls read the weight of a layer, which is called elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8, bias=False) for _ in range(2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.layers[0].weight)
+
+
+class Rooted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.around = Around()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.around(x)
+
+
+@pytest.mark.parametrize("call", [lambda model: model, lambda model: model.around], ids=["root", "around units"])
+def test_a_backward_of_other_weights_than_were_read_is_refused(call):
+    model = Rooted()
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model)
+    for _ in range(2):  # the first call finds who reads
+        x = torch.ones(2, 8, requires_grad=True)
+        of_earlier = call(model)(x).sum()
+        call(model)(x).sum().backward()
+        opt.step()
+        with pytest.raises(ValueError, match=r"through 'around\.layers\.0\.weight', whose weights have changed"):
+            of_earlier.backward()
+        opt.zero_grad()

@@ -38,6 +38,14 @@ def add_hooks(runtime: Runtime) -> None:
 
     runtime.add_reader = add_reader
 
+    # They may read weights, and never become readers (UnitReaders).
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def after_enclosing(module: nn.Module, args: Any, output: Any) -> None:
+        _expect_same_weights(runtime, runtime.last_met, output)
+
+    for module in runtime.enclosing - {runtime.model, *(module for unit in runtime.units for module in unit.modules)}:
+        module.register_forward_hook(after_enclosing)
+
 
 def _begin(runtime: Runtime) -> Any:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -70,12 +78,8 @@ def _end(runtime: Runtime) -> Any:
         explain_mixed(runtime)
         runtime.end_forward()
         if torch.is_grad_enabled():
-            outputs = tensors_requiring_grad(output)
-            runtime.engine.watch_root_outputs(outputs)
-            if read is not None:
-                refuse = functools.partial(_refuse_changed_weights, runtime, runtime.leaves[read].name, runtime.version)
-                for tensor in outputs:
-                    tensor.register_hook(refuse)
+            runtime.engine.watch_root_outputs(tensors_requiring_grad(output))
+            _expect_same_weights(runtime, read, output)
 
     return end
 
@@ -210,6 +214,15 @@ class _Calls:
         _refuse_changed_weights(runtime, runtime.units[self._index].label, version, gradient)
         if not self._reader:
             runtime.weights[self._index].show_weights()
+
+
+def _expect_same_weights(runtime: Runtime, read: int | None, output: Any) -> None:
+    """Lets a backward through `output` raise ValueError after a change of weights. `read`: a leaf, if any was."""
+    if read is None:
+        return
+    refuse = functools.partial(_refuse_changed_weights, runtime, runtime.leaves[read].name, runtime.version)
+    for tensor in tensors_requiring_grad(output) if torch.is_grad_enabled() else ():
+        tensor.register_hook(refuse)
 
 
 def _refuse_changed_weights(runtime: Runtime, name: str, version: int, gradient: torch.Tensor) -> None:

@@ -14,6 +14,7 @@ from dmuon import _C
 from dmuon._running.unit_weights import UnitWeights
 from dmuon._setup.place import joined
 from dmuon._setup.tensor_parallel import is_sharded
+from dmuon._setup.units import Unit
 
 
 class UnitReaders:
@@ -89,8 +90,7 @@ class UnitReaders:
         holders = [place.module for place in runtime.weights[self._index].places]
         # A module around other units, such as the model, would keep all that it reads until its own end. So it has no
         # hooks, and each of its operations asks again.
-        encloses = any(other in module.modules() for unit in runtime.units for other in unit.modules if other != module)
-        for found in holders if encloses else (module, *holders):
+        for found in holders if module in runtime.enclosing else (module, *holders):
             if found not in known and found not in runtime.units[self._index].modules:
                 known.append(found)
                 runtime.add_reader(self._index, found)
@@ -114,6 +114,16 @@ class LeafSource:
 
     def changed(self) -> None:
         self._readers.changed()
+
+
+def around_units(model: nn.Module, units: list[Unit]) -> set[nn.Module]:
+    """Returns the modules of a model that enclose another one of a unit."""
+    of_units = {module for unit in units for module in unit.modules}
+    paths = {path for path, module in model.named_modules(remove_duplicate=False) if module in of_units} - {""}
+    above: set[str] = set()
+    while paths := {path.rpartition(".")[0] for path in paths if path} - above:
+        above |= paths
+    return {model.get_submodule(path) for path in above}
 
 
 def explain_mixed(runtime: Any) -> None:

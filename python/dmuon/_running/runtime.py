@@ -25,7 +25,7 @@ from dmuon._running.one_thread import OneThread
 from dmuon._running.owned_gradient import Gradient, GradientTensor
 from dmuon._running.owned_state import OwnedState
 from dmuon._running.plain_gradients import PlainGradients
-from dmuon._running.readers import LeafSource, UnitReaders, is_inside_itself
+from dmuon._running.readers import LeafSource, UnitReaders, around_units, is_inside_itself
 from dmuon._running.step_agreement import StepAgreement
 from dmuon._running.unit_weights import UnitWeights
 from dmuon._running.weight import Weight
@@ -82,6 +82,7 @@ class Runtime:
         self.fsdp_modules = fsdp_modules(model)
         self.divide_factor = dedication.across_ranks.divide_factor(self.ranks.num_slots)
         self.add_reader: Callable[[int, nn.Module], None]  # hooks a module that reads a unit's weights
+        self.enclosing = around_units(model, units)
         self.reader_modules: list[list[nn.Module]] = [[] for _ in units]  # by unit, as they were found
         self.recomputed: dict[int, int] = {}  # by unit: the last backward in which a reentrant checkpoint did
         self.engine = self._make_engine(dedication)
