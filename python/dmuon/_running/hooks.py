@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -154,9 +153,9 @@ class _Calls:
         enters = functools.partial(self._enter_backward, runtime.version)
         for tensor in outputs if runtime.units[index].leaves else ():
             tensor.register_hook(enters)
+        skipped = functools.partial(self._enter_skipped, module, runtime.version)
         for tensor in outputs:
-            if (base := _changeable_base(tensor)) is not None:
-                self._hook_base(module, tensor, base, enters)
+            _C.on_skipped_gradient(tensor, skipped)
         return output
 
     def _read_in_backward(self, output: Any) -> None:
@@ -167,7 +166,7 @@ class _Calls:
         readers, version = self._runtime.readers[self._index], self._runtime.version
 
         def read(gradient: torch.Tensor) -> None:
-            _refuse_changed_weights(self._runtime, self._runtime.units[self._index].label, version, gradient)
+            _refuse_changed_weights(self._runtime, self._runtime.units[self._index].label, version)
             if not torch.is_grad_enabled():
                 readers.begin()
                 readers.end()
@@ -175,26 +174,13 @@ class _Calls:
         for tensor in tensors_requiring_grad(output) if torch.is_grad_enabled() else ():
             tensor.register_hook(read)
 
-    def _hook_base(
-        self, module: nn.Module, output: torch.Tensor, base: torch.Tensor, enters: Callable[[torch.Tensor], None]
-    ) -> None:
-        """Does at the base what the hooks on its view do, FSDP2's too, if the backward has skipped these."""
-        last = -1  # backward that came to the view
-
-        def at_view(gradient: torch.Tensor) -> None:
-            nonlocal last
-            last = _C.this_backward()
-
-        def at_base(gradient: torch.Tensor) -> None:
-            if last == _C.this_backward():
-                return
-            if isinstance(module, FSDPModule):
-                module._get_fsdp_state()._pre_backward(gradient)
-            if self._runtime.units[self._index].leaves:
-                enters(gradient)
-
-        output.register_hook(at_view)
-        base.register_hook(at_base)
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _enter_skipped(self, module: nn.Module, version: int) -> None:
+        """Does what the hooks on an output do, FSDP2's too, because the backward skips these."""
+        if isinstance(module, FSDPModule):
+            module._get_fsdp_state()._pre_backward(torch.empty(0))
+        if self._runtime.units[self._index].leaves:
+            self._enter_backward(version)
 
     # Autograd runs hooks inside of a compiled step, too.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -204,14 +190,14 @@ class _Calls:
         self._runtime.weights[self._index].end_call_in_backward(self._reader)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _enter_backward(self, version: int, gradient: torch.Tensor) -> None:
+    def _enter_backward(self, version: int, gradient: torch.Tensor | None = None) -> None:
         """Shows the weights, and holds the model. Raises ValueError if the forward had another version of them."""
         runtime = self._runtime
         runtime.refuse_inside_full_params("a backward")
         opens_pass = not torch.is_grad_enabled()  # see Engine::enter_second_order
         if opens_pass and runtime.device.type == "cpu":  # elsewhere hooks run in threads of autograd's
             runtime.one_thread.begin_backward()
-        _refuse_changed_weights(runtime, runtime.units[self._index].label, version, gradient)
+        _refuse_changed_weights(runtime, runtime.units[self._index].label, version)
         if not self._reader:
             runtime.weights[self._index].show_weights()
 
@@ -225,7 +211,7 @@ def _expect_same_weights(runtime: Runtime, read: int | None, output: Any) -> Non
         tensor.register_hook(refuse)
 
 
-def _refuse_changed_weights(runtime: Runtime, name: str, version: int, gradient: torch.Tensor) -> None:
+def _refuse_changed_weights(runtime: Runtime, name: str, version: int, gradient: torch.Tensor | None = None) -> None:
     """Raises ValueError if the forward of a backward had another version of the weights."""
     if runtime.version != version:
         raise ValueError(
@@ -271,15 +257,6 @@ def _refuse_differentiated_parameters(model: nn.Module) -> None:
             "input, whose values are here inside of its module's calls alone. Expected: backward or "
             "torch.autograd.grad. Transforms of the model's inputs are possible."
         )
-
-
-def _changeable_base(output: torch.Tensor) -> torch.Tensor | None:
-    """Returns the tensor whose view the output is, or None.
-
-    After a change of the view in place, autograd skips the node that runs the view's hooks. It still runs the base's.
-    """
-    base = output._base if output._is_view() else None
-    return base if base is not None and base.requires_grad and not base.is_leaf else None
 
 
 def _refuse_second_recomputation(runtime: Runtime, index: int) -> None:

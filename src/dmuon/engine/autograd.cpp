@@ -140,21 +140,20 @@ bool keeps_graph() { return in_backward() && torch::autograd::get_current_graph_
 
 void on_gradient_of(const at::Tensor& output, std::function<void()> callback) {
   callback = as_torch_errors(std::move(callback));
-  at::Tensor base;
-  if (output.is_view()) base = output._base();
-  if (!base.defined() || !base.requires_grad() || base.is_leaf()) {
-    output.register_hook(
-        [callback = std::move(callback)](const at::Tensor& /*gradient*/) { callback(); });
-    return;
-  }
+  output.register_hook([callback](const at::Tensor& /*gradient*/) { callback(); });
+  on_skipped_gradient(output, callback);
+}
+
+void on_skipped_gradient(const at::Tensor& output, std::function<void()> callback) {
+  if (!output.is_view()) return;
+  const at::Tensor base(output._base());
+  if (!base.requires_grad() || base.is_leaf()) return;
   auto last = std::make_shared<int>(-1);  // backward that came to the view
-  output.register_hook([callback, last](const at::Tensor& /*gradient*/) {
-    *last = this_backward();
-    callback();
-  });
-  base.register_hook([callback, last](const at::Tensor& /*gradient*/) {
-    if (*last != this_backward()) callback();
-  });
+  output.register_hook([last](const at::Tensor& /*gradient*/) { *last = this_backward(); });
+  base.register_hook(
+      [callback = as_torch_errors(std::move(callback)), last](const at::Tensor& /*gradient*/) {
+        if (*last != this_backward()) callback();
+      });
 }
 
 void at_end_of_backward(std::function<void()> callback) {
