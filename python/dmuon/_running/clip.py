@@ -35,9 +35,9 @@ def clip_grad_norm_(
     or of the sum divided by `gradient_divide_factor` of `dedicate_params`. If the norm is not finite, gradients do
     not change and `step()` skips. Only `error_if_nonfinite` waits for the device.
 
-    Several models have one norm, for one message each. All models skip if the gradients of one are not finite. With
-    `pp_mesh` the gradients of all pipeline stages have one norm, for one more message along `pp_mesh`. All stages skip
-    if the gradients of one are not finite, or if this call raises on another stage.
+    Several models have one norm, for one message each. With `pp_mesh` the gradients of all pipeline stages have one
+    norm, for one more message along `pp_mesh`. If the gradients of one model or stage are not finite, or if this call
+    raises on another stage, all gradients become NaN. So all models and stages skip, until their gradients are cleared.
 
     Args:
         model: a model with dmuon.Muon; or a list of such models, each with a Muon of its own, on meshes of the same
@@ -68,22 +68,21 @@ def clip_grad_norm_(
             no_norm = torch.full((), math.nan, dtype=torch.float64, device=pp_mesh.device_type)
             dist.all_reduce(no_norm, group=pp_mesh.get_group())
         raise
-    norm, finite = verdicts[0].norm(), verdicts[0].finite()
+    norm, finite, otherwise = verdicts[0].norm(), verdicts[0].finite(), 1.0
     if pp_mesh is not None or len(verdicts) > 1:
         norms = [torch.where(verdict.finite(), verdict.norm(), math.nan).double() for verdict in verdicts]
         squared = torch.stack(norms).square().sum()
         if pp_mesh is not None:
             dist.all_reduce(squared, group=pp_mesh.get_group())
-        norm, finite = squared.sqrt(), squared.isfinite()
-        for agreement in agreements:
-            agreement.skip_unless(finite)
+        # A factor of NaN lets the others skip, also with a new verdict, until their gradients are cleared.
+        norm, finite, otherwise = squared.sqrt(), squared.isfinite(), math.nan
+    factor = torch.where(finite, float(max_norm) / (norm + 1e-6), otherwise).clamp_(max=1.0).float()
+    for agreement in agreements:
+        agreement.scale(factor)
     if error_if_nonfinite and not finite:
         raise RuntimeError(
             "clip_grad_norm_: expected a finite norm of all gradients, got one that is not, and error_if_nonfinite=True"
         )
-    factor = torch.where(finite, float(max_norm) / (norm + 1e-6), 1.0).clamp_(max=1.0).float()
-    for agreement in agreements:
-        agreement.scale(factor)
     return torch.where(finite, norm, math.nan).float()
 
 

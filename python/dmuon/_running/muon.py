@@ -269,7 +269,7 @@ class Muon(torch.optim.Optimizer):
         runtime.step_agreement.note_step()
         if (grad_scale := getattr(self, "grad_scale", None)) is not None:
             runtime.step_agreement.scale(grad_scale.double().reciprocal().float().to(runtime.device))
-        finite = runtime.step_agreement.finite(verdict)
+        finite = verdict.finite()
         groups, group_of = self._muon_groups(verdict.has_gradient)
         runtime.renew_states(self.state, runtime.step_agreement.removed, self._leaf_of)
         if self.record_stats:

@@ -57,7 +57,6 @@ class StepAgreement:
     _lost: str | None = dataclasses.field(default=None, init=False)  # if a backward has raised
     _applied: list[str] = dataclasses.field(default_factory=list, init=False)  # settings of the last step
     _owned_norms: tuple[torch.Tensor, ...] | None = dataclasses.field(default=None, init=False)  # of the verdict
-    _others_finite: torch.Tensor | None = dataclasses.field(default=None, init=False)  # [] of other pipeline stages
 
     @property
     def _engine(self) -> _C.Engine:
@@ -101,7 +100,6 @@ class StepAgreement:
             if engine.agreed():
                 found = engine.agree(None, 0)
             else:
-                self._others_finite = None  # which was of another verdict
                 after = self.after_step
                 problem = problem or problem_of_unreduced(runtime.model, runtime.fsdp_modules)
                 problem = problem or (after.problem() if after else None)
@@ -177,19 +175,9 @@ class StepAgreement:
         if self._lost is _LOST:
             self._lost = None
 
-    def skip_unless(self, finite: torch.Tensor) -> None:
-        """Makes the next step skip if `finite`, a [] bool, equal on all ranks, is false."""
-        self._others_finite = finite
-
     def end_step(self) -> None:
-        """Drops the verdict: the gradients are used or cleared."""
-        self._others_finite = None
+        """Notes that the gradients are used or cleared."""
         self.runtime.plain.made.clear()
-
-    def finite(self, verdict: _C.Verdict) -> torch.Tensor:
-        """Returns [] bool: True if the step of a verdict applies."""
-        finite = verdict.finite()
-        return finite if self._others_finite is None else finite & self._others_finite
 
     def scale(self, factor: torch.Tensor) -> None:
         """Multiplies all gradients by a [] of the device, equal on all ranks. Scales the verdict's norms too."""
