@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -365,3 +366,15 @@ def test_a_models_own_state_dict_keeps_its_signature():
     model.load_state_dict(weights)
     assert unlike(model.state_dict(), weights) == []
     assert list(model.state_dict("norm", prefix="a.")) == [f"a.{key}" for key in weights if "norm" in key]
+
+
+def test_modules_without_matrices_are_copied_and_pickled_without_the_model():
+    model, _ = started(None, make_gpt(depth=1))
+    weights = make_gpt(seed=4, depth=1).state_dict()
+    pickled = pickle.loads(pickle.dumps(model.head))
+    copied = copy.deepcopy(model.blocks[0].norm)
+    for made, name in ((pickled, "head"), (copied, "blocks.0.norm")):
+        mine = {key.removeprefix(f"{name}."): value for key, value in weights.items() if key.startswith(f"{name}.")}
+        made.load_state_dict(mine)
+        assert unlike(made.state_dict(), mine) == []
+    assert model.head.weight.ne(weights["head.weight"]).any()

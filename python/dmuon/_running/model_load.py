@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -49,7 +49,8 @@ class ModelLoad:
         # A load of the model, or of a module around it, has a prefix for the model, and torch's list of errors.
         self._prefix, self._errors = "", list[str]()
         parts = [module for module in model.modules() if module is not model and module._parameters]
-        self._hooks = {part: part.register_load_state_dict_pre_hook(self._before_load_of_module).id for part in parts}
+        of_part = _PartsHook(self._before_load_of_module)
+        self._hooks = {part: part.register_load_state_dict_pre_hook(of_part).id for part in parts}
         self._hooks[model] = model.register_load_state_dict_pre_hook(self._before_load).id
         handle = model.register_load_state_dict_post_hook(self._after_load)
         model._load_state_dict_post_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
@@ -196,6 +197,21 @@ class ModelLoad:
                 raise ValueError(problems[0])
         state_dict.update(stand_ins)
         return taken
+
+
+class _PartsHook:
+    """The hook of each module inside the model. A copy of a module without matrices has one that does nothing."""
+
+    def __init__(self, method: Callable[..., None] | None = None) -> None:
+        self._method = method
+
+    def __call__(self, *args: Any) -> None:
+        if self._method is not None:
+            self._method(*args)
+
+    def __reduce__(self) -> Any:
+        """Copies and pickles without the model, to which the method belongs."""
+        return _PartsHook, ()
 
 
 def _refuse_keys(missing: list[str], unknown: list[str]) -> None:
