@@ -137,6 +137,17 @@ def test_logits_of_other_weights_do_not_count(ranks, between):
         assert unlike(got[1], expected[1]) == []
 
 
+def test_logits_of_weights_that_an_optimizers_load_replaces_do_not_count():
+    model = make_model("grouped").bfloat16()
+    dmuon.dedicate_params(model)
+    opt, clip = dmuon.Muon(model), dmuon.QKClip(model)
+    loss_of(model, batch(0)).backward()
+    dmuon.clip_grad_norm_(model, 1.0)
+    opt.load_state_dict(opt.state_dict())
+    opt.step()
+    assert all(logits.eq(-math.inf).all() for logits in clip.max_logits.values())
+
+
 def frozen(mesh: Any, names: list[str]) -> Any:
     """A step without a rate, with parameters of the first module frozen since QKClip. Returns what it has changed."""
     model, opt, clip = started(mesh, "grouped", 1e-3)

@@ -147,8 +147,7 @@ def _write_back(runtime: Runtime, swapped: list[_Place]) -> None:
             master.copy_(torch.where(master.to(values.dtype) == values, master, values))
     for (_, _, _, parameter), new_part in zip(swapped, new_parts, strict=True):
         local_part(parameter).copy_(new_part)
-    runtime.publish()
-    runtime.forget_logits()
+    runtime.publish(replaced=True)
     if runtime.was_loaded:
         runtime.step_agreement.torn.discard("model")
 

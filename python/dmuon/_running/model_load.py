@@ -143,8 +143,7 @@ class ModelLoad:
         """Writes the values, right after the check: nothing that may raise on some ranks alone comes between."""
         if loaded:
             self._runtime.shards.write_weights(loaded)
-            self._runtime.publish()
-            self._runtime.forget_logits()
+            self._runtime.publish(replaced=True)
 
     def _loaded_so_far(self, module: nn.Module) -> str:
         return " Nothing has been loaded." if module is self._runtime.model else ""

@@ -54,4 +54,4 @@ def write_state(runtime: Runtime, loaded: LoadedState) -> None:
         names = listed([f"'{name}'" for name in loaded.frozen], 1)
         logger.warning("dmuon: Muon.load_state_dict: no state of %s, frozen now: it begins anew (%s)", names, _WAY_OUT)
     if loaded.owned[MASTER]:
-        runtime.publish()
+        runtime.publish(replaced=True)

@@ -262,10 +262,16 @@ class Runtime:
         if self.engine.end_failed_backward():
             self.step_agreement.end_failed_backward(failed=True)
 
-    def publish(self) -> None:
-        """Makes units see the masters that were written."""
+    def publish(self, replaced: bool = False) -> None:
+        """Makes units see the masters that were written. Collective.
+
+        `replaced`: other weights are trained from now on, so what forwards have shown of the former is forgotten.
+        """
         self.renew_version()
         self.engine.publish()
+        if replaced and (after := self.step_agreement.after_step) is not None:
+            after.forget()
+            self.engine.forget_verdict()  # which has the largest logits
 
     def renew_version(self) -> None:
         """Notes that weights are others from now on."""
@@ -276,12 +282,6 @@ class Runtime:
         """Lets FSDP2's gathers wait for the shards that were written, also those of a backward that comes next."""
         if self.device.type != "cpu":
             let_gathers_wait(self.fsdp_modules)
-
-    def forget_logits(self) -> None:
-        """Forgets what forwards have shown of weights that are replaced. All ranks do."""
-        if (after := self.step_agreement.after_step) is not None:
-            after.forget()
-            self.engine.forget_verdict()  # which has the largest ones
 
     def refuse_inside_full_params(self, what: str) -> None:
         """Raises ValueError while every weight is whole, or offloaded."""
