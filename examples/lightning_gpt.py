@@ -1,10 +1,12 @@
-"""Trains a small GPT with Lightning, and goes on from Lightning's own checkpoint.
+"""Trains a small GPT with Lightning, goes on from Lightning's own checkpoint, and evaluates one.
 
     torchrun --nproc-per-node 4 examples/lightning_gpt.py
     torchrun --nproc-per-node 4 examples/lightning_gpt.py --epochs 2 --resume out/lightning_gpt.ckpt
+    torchrun --nproc-per-node 4 examples/lightning_gpt.py --validate out/lightning_gpt.ckpt
 
 ModelParallelStrategy lets the module shard itself: configure_model calls dedicate_params and fully_shard. Lightning
-calls configure_optimizers next, which makes the Muon.
+calls configure_optimizers next, which makes the Muon. To evaluate alone it makes no optimizer, so configure_model
+leaves dedicate_params out.
 """
 
 import argparse
@@ -78,7 +80,8 @@ class Training(lightning.LightningModule):
             return
         self.model = make_model().to(self.device)
         mesh = self.device_mesh["data_parallel"]
-        dmuon.dedicate_params(self, mesh)  # the module that Lightning saves
+        if self.trainer.state.fn == "fit":  # validate, test and predict of a new module make no Muon
+            dmuon.dedicate_params(self, mesh)  # the module that Lightning saves
         for module in [*self.model.blocks, self.model]:
             fully_shard(module, mesh=mesh)
 
@@ -91,11 +94,15 @@ class Training(lightning.LightningModule):
             print(f"step {self.global_step + 1}: loss {loss.item():.3f}")
         return loss
 
+    def validation_step(self, batch: list[torch.Tensor], index: int) -> None:
+        self.log("loss", loss_of(self.model, batch[0]), sync_dist=True)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--resume", type=Path, help="a file that --out wrote")
+    parser.add_argument("--validate", type=Path, help="a file that --out wrote, to evaluate without training")
     parser.add_argument("--out", type=Path, default=Path("out/lightning_gpt.ckpt"), help="file for the checkpoint")
     arguments = parser.parse_args()
 
@@ -116,8 +123,13 @@ def main() -> None:
         logger=False,
     )
     data = DataLoader(TensorDataset(sentences()), batch_size=BATCH_SIZE)
-    trainer.fit(Training(), data, ckpt_path=arguments.resume)
-    trainer.save_checkpoint(arguments.out)
+    if arguments.validate is None:
+        trainer.fit(Training(), data, ckpt_path=arguments.resume)
+        trainer.save_checkpoint(arguments.out)
+    else:
+        (found,) = trainer.validate(Training(), data, ckpt_path=arguments.validate, verbose=False)
+        if trainer.is_global_zero:
+            print(f"validation: loss {found['loss']:.3f}")
     torch.distributed.destroy_process_group()
 
 

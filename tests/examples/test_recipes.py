@@ -53,7 +53,7 @@ def recipe(name: str) -> ModuleType:
 
 
 def run(folder: Path, *command: str) -> dict[int, float]:
-    """Runs a program on ranks, in `folder`; the loss that it prints of each step."""
+    """Runs a program on ranks, in `folder`; the loss that it prints of each step, 0 of a validation."""
     own = {"OMP_NUM_THREADS": "1", "DMUON_CACHE_DIR": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
     own |= {"HF_HOME": str(folder / "cache"), "PYTHONPATH": str(EXAMPLES)}
     own["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # no thread before ranks are forked
@@ -62,6 +62,7 @@ def run(folder: Path, *command: str) -> dict[int, float]:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r"^step (\d+): loss (\S+)$", done.stdout, re.MULTILINE)
+    found += [(0, loss) for loss in re.findall(r"^validation: loss (\S+)$", done.stdout, re.MULTILINE)]
     found += re.findall(r"step: +(\d+) +loss: +(\S+) ", done.stdout)  # torchtitan's
     return {int(step): float(loss) for step, loss in found}
 
@@ -200,6 +201,8 @@ def test_lightning_gpt(tmp_path):
     initial, expected = reference(module, model, lambda name: "blocks" in name, loss, 2 * num_steps)
     saved = torch.load(tmp_path / "second.ckpt", weights_only=True)["state_dict"]
     assert_equal_to_reference(initial, expected, {name.removeprefix("model."): w for name, w in saved.items()}, BOUND)
+    evaluated = run_in_fp32(tmp_path, "lightning_gpt", "--validate", "second.ckpt")
+    assert evaluated == pytest.approx({0: module.loss_of(model, tokens).item()}, abs=1e-3)  # three digits are printed
 
 
 def write_counting_data(folder: Path) -> None:

@@ -18,6 +18,8 @@ from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import Place, State, held_inside
 from dmuon._setup.replaced_method import ReplacedMethod
 
+_ALONE = "To evaluate alone: no dedicate_params; a checkpoint of the model loads without it."
+
 
 class Handle(Protocol):
     """Ends a guard."""
@@ -48,11 +50,12 @@ def guards(model: nn.Module, leaves: Iterable[Leaf]) -> list[Handle]:
     """Refuses forwards, state dicts and changes of leaves until Muon removes the handles that this returns."""
     refuse_forward = _Refusal(
         "a forward ran between dedicate_params and Muon. Expected: dedicate_params(model), fully_shard, "
-        "dmuon.Muon(model), then the first forward."
+        f"dmuon.Muon(model), then the first forward. {_ALONE}"
     )
     refuse_state = _Refusal(
         "a state dict was taken or loaded between dedicate_params and Muon. Expected: load weights before "
-        "dedicate_params, or after Muon. Under Accelerate: accelerator.prepare, then dmuon.prepare in place of both."
+        "dedicate_params, or after Muon. Under Accelerate: accelerator.prepare, then dmuon.prepare in place of both. "
+        f"{_ALONE}"
     )
     handles: list[Handle] = []
     held: dict[nn.Module, list[Place]] = {}
