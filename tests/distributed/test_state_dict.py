@@ -303,6 +303,7 @@ def test_odd_uses(ranks, mesh):
         # Of a part of a model torch has copied what came first.
         assert found["placeholders"].endswith("['.model.blocks.0.norm.bias', '.model.blocks.0.norm.weight']")
         assert "assign: expected False" in found["assign"] and "unchanged" in found["assign"]
+        assert "load_state_dict without assign, after to_empty" in found["assign"]
         assert found["prefix"] == {DTensor}
         assert found["frozen"] == [".optimizer.state.blocks.1.up.weight.momentum_buffer"]  # torch drops it
         assert found["loss"][0] == found["loss"][1]

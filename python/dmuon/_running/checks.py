@@ -82,7 +82,7 @@ def check_sentinels(model: nn.Module, dedication: Dedication) -> torch.device | 
     if on_meta:
         raise ValueError(
             f"Muon: model: '{on_meta[0]}' is on the meta device, and {len(on_meta) - 1} more. Expected: "
-            "model.to_empty(device=...) after fully_shard, then its initialisation, then Muon."
+            "model.to_empty(device=...) after fully_shard, then its initialisation, or after Muon a checkpoint."
         )
     of_mesh = dedication.ranks.device_type
     managed = managed_by_fsdp(model).values()

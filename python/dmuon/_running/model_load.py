@@ -62,7 +62,8 @@ class ModelLoad:
         given = dict(zip(("strict", "assign"), args, strict=False)) | kwargs
         if given.get("assign"):
             raise ValueError(
-                f"{_LOAD}: assign: expected False, got True: the optimizer would go on with the parameters of before"
+                f"{_LOAD}: assign: expected False, got True: the optimizer would go on with the parameters of before. "
+                "Expected: load_state_dict without assign, after to_empty if the model was on the meta device."
             )
         for module, hook in self._hooks.items():  # after hooks that were registered since
             module._load_state_dict_pre_hooks.move_to_end(hook)  # type: ignore[attr-defined]
