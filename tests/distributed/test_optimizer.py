@@ -338,6 +338,9 @@ def test_what_users_put_into_the_state_is_saved_and_loaded():
     assert opt.state["run"] == {"id": 7}
     assert opt.state[matrix]["visits"].equal(torch.ones(2)) and opt.state[vector]["visits"].equal(torch.ones(3))
     assert "momentum_buffer" in opt.state[matrix]
+    saved["state"][0]["visits"] = torch.ones(2, dtype=torch.float64)
+    opt.load_state_dict(saved)
+    assert opt.state[matrix]["visits"].dtype == matrix.dtype  # as in torch
 
 
 def test_a_load_takes_amsgrad_of_the_saved_group():

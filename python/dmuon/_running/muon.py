@@ -425,17 +425,16 @@ class Muon(torch.optim.Optimizer):
         # At once: nothing that may raise on some ranks alone comes between the check and the collective calls.
         write_state(runtime, loaded)
         runtime.step_agreement.torn.discard("optimizer")
-        owned = self._owned_states()
         # Hooks before a load have run. The others run at the end, where the state is whole.
         self._optimizer_load_state_dict_pre_hooks = OrderedDict()
         self._optimizer_load_state_dict_post_hooks = OrderedDict()
         try:
-            super().load_state_dict({**state_dict, "state": loaded.adamw, "param_groups": loaded.groups})
+            super().load_state_dict({**state_dict, "state": loaded.by_torch, "param_groups": loaded.groups})
         finally:
             self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks = before, after
-            self.state.update(owned)
-            for parameter, index in self._leaf_of.items():
-                self.state[parameter].update(loaded.others.get(index, {}))
+            for parameter, owned in self._owned_states().items():
+                owned.update(self.state[parameter])  # what the user has put there, on the parameter's device
+                self.state[parameter] = owned
             self._skipped.load(self.param_groups)
             for group in self._adamw_groups():
                 self._adamw.complete(group)

@@ -27,9 +27,10 @@ class LoadedState:
     """The contents of a state dict that fits."""
 
     groups: list[dict[str, Any]]  # whole groups: keys that were not saved are as now; "params" as saved
-    adamw: dict[Any, Any]  # AdamW's state, by the number of the parameter; and what the user has put under other keys
+    # What torch loads: AdamW's state, and what the user has put beside owners' tensors, by the number of the parameter;
+    # and what the user has put under other keys.
+    by_torch: dict[Any, Any]
     owned: dict[str, dict[int, torch.Tensor]]  # owners' tensors, by name and by the index of the leaf
-    others: dict[int, dict[str, Any]]  # what the user has put beside them, by the index of the leaf
     anew: list[int]  # leaves whose states begin anew
     frozen: list[str]  # names of parameters that are frozen now and whose state is not there
 
@@ -71,7 +72,7 @@ def fitting_state(
     merged = [_merged(number, *pair, first_lrs[pair[0]["algorithm"]]) for number, pair in pairs]
     facts += [f"group {settings_of(group)}" for group in merged]
     of_user = {key: value for key, value in saved["state"].items() if not isinstance(key, int)}
-    loaded = LoadedState(merged, of_user, {name: {} for name in (*shards.states, MASTER)}, {}, [], [])
+    loaded = LoadedState(merged, of_user, {name: {} for name in (*shards.states, MASTER)}, [], [])
     fresh = not saved["state"]  # the optimizer had made no step
     for group, theirs, now in zip(groups, saved["param_groups"], merged, strict=True):
         for parameter, number in zip(group["params"], theirs["params"], strict=True):
@@ -82,9 +83,9 @@ def fitting_state(
                 if fresh or (state is None and not parameter.requires_grad):
                     loaded.anew.append(leaf_of[parameter])
                 else:
-                    _read_leaf(loaded, leaf_of[parameter], name, state, shards)
+                    loaded.by_torch[number] = _read_leaf(loaded, leaf_of[parameter], name, state, shards)
             elif state not in (None, {}):
-                loaded.adamw[number] = _checked_adamw(parameter, name, state, now)
+                loaded.by_torch[number] = _checked_adamw(parameter, name, state, now)
             # torch.distributed.checkpoint loads no states of parameters that need no gradient.
             if not (fresh or state or parameter.requires_grad):
                 loaded.frozen.append(name)
@@ -163,7 +164,8 @@ def _merged(number: int, current: dict[str, Any], saved: dict[str, Any], first_l
     return merged
 
 
-def _read_leaf(loaded: LoadedState, index: int, name: str, state: Any, shards: OwnedShards) -> None:
+def _read_leaf(loaded: LoadedState, index: int, name: str, state: Any, shards: OwnedShards) -> dict[str, Any]:
+    """Adds owners' tensors to `loaded`. Returns the rest of the state, which is the user's."""
     for key in shards.states:
         if not isinstance(state, Mapping) or key not in state:
             raise ValueError(f"{_LOAD}: state of '{name}': expected '{key}', got {_described(state)}")
@@ -173,7 +175,7 @@ def _read_leaf(loaded: LoadedState, index: int, name: str, state: Any, shards: O
         if problem := shards.problem(index, state[key], key):
             raise ValueError(f"{_LOAD}: '{key}' of '{name}': {problem}")
         owned[index] = state[key]
-    loaded.others[index] = {key: value for key, value in state.items() if key not in loaded.owned}
+    return {key: value for key, value in state.items() if key not in loaded.owned}
 
 
 def _checked_adamw(parameter: torch.Tensor, name: str, state: Any, group: dict[str, Any]) -> dict[str, Any]:
