@@ -329,9 +329,11 @@ def test_what_users_put_into_the_state_is_saved_and_loaded():
     opt = dmuon.Muon(model)
     matrix, vector = next(iter(opt._leaf_of)), opt.param_groups[-1]["params"][0]
     opt.state[matrix]["visits"], opt.state[vector]["visits"], opt.state["run"] = torch.ones(2), torch.ones(3), {"id": 7}
+    opt.register_state_dict_pre_hook(lambda opt: opt.state[matrix].update(saves=opt.state[matrix].get("saves", 0) + 1))
     opt.register_state_dict_post_hook(lambda opt, state: {"groups": state["param_groups"][0]["algorithm"], **state})
     saved = opt.state_dict()
     assert saved.pop("groups").startswith("muon ")
+    assert opt.state_dict()["state"][0]["saves"] == opt.state[matrix]["saves"] == 2
     for key in (matrix, vector, "run"):
         del opt.state[key]
     opt.load_state_dict(saved)

@@ -384,21 +384,27 @@ class Muon(torch.optim.Optimizer):
             ValueError: the call is inside `Ema.applied`, or ranks have come to different calls.
         """
         self._runtime.refuse_while_averaged("opt.state_dict()")
-        self._adamw.make_state(self._adamw_groups(), self.state)
         self._runtime.meet("Muon.state_dict()")
+        before, after = self._optimizer_state_dict_pre_hooks, self._optimizer_state_dict_post_hooks
         with agreement(self._runtime.ranks, "Muon.state_dict") as facts:
+            for prepare in before.values():
+                prepare(self)
+            self._adamw.make_state(self._adamw_groups(), self.state)
             removed = removed_states(self.state, self._leaf_of)
             facts += [f"the state of '{parameter._name}' removed" for parameter in removed]
         self._runtime.renew_states(self.state, removed, self._leaf_of)
-        live, hooks = self.state, self._optimizer_state_dict_post_hooks
+        live = self.state
         self.state = saved_state(live, self.param_groups, self._leaf_of, self._runtime.shards)
-        self._optimizer_state_dict_post_hooks = OrderedDict()  # they see the groups as they are saved
+        # Hooks before a save have run, on the live state. The others see the groups as they are saved.
+        self._optimizer_state_dict_pre_hooks = OrderedDict()
+        self._optimizer_state_dict_post_hooks = OrderedDict()
         try:
             packed = super().state_dict()
         finally:
-            self.state, self._optimizer_state_dict_post_hooks = live, hooks
+            self._optimizer_state_dict_pre_hooks, self._optimizer_state_dict_post_hooks = before, after
+            self.state = live
         packed = with_saved_groups(packed, self.param_groups, self._leaf_of, self._runtime.leaves)
-        for hook in hooks.values():
+        for hook in after.values():
             changed = hook(self, packed)
             packed = packed if changed is None else changed
         return packed
