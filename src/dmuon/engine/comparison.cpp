@@ -30,9 +30,9 @@ constexpr const char* kSameCalls = "what is collective is called on all ranks.";
 constexpr const char* kSameChange =
     "a module that changes its weights in its forward changes them alike on all ranks.";
 constexpr const char* kSameModules =
-    "in the first step, and in a step that uses modules in a new order, all ranks use the same "
-    "modules in the same order. Later a rank may skip modules in which fully_shard manages "
-    "nothing.";
+    "in the first step, and in a step that uses modules in a new order, or one of them more or "
+    "less often, all ranks use the same modules in the same order. Later a rank may skip modules "
+    "in which fully_shard manages nothing.";
 
 std::string described(const Compared& compared, const schedule::Layout& layout) {
   const auto [pass, moment, unit, count] = compared;
