@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch.nn as nn
+from dmuon._running import start
 from models import Block, Gpt, make_gpt
 from torch.distributed.fsdp import fully_shard
 from training import AHEAD, dedicate
@@ -25,8 +26,8 @@ class Decoder(Gpt):
         self.decoder.forward = lambda x: self.decoder.second(self.decoder.first(x))
 
 
-def warnings(mesh: Any, way: str) -> list[str]:
-    """What Muon warns of on this rank."""
+def warnings(mesh: Any, way: str, least: int = 0) -> list[str]:
+    """What Muon warns of on this rank, if units of `least` elements are large."""
     model = Decoder() if way == "attributes in one" else make_gpt(depth=2)
     if way == "list in a list":
         model.blocks = nn.ModuleList([nn.Sequential(*model.blocks)])
@@ -46,9 +47,11 @@ def warnings(mesh: Any, way: str) -> list[str]:
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("dmuon")
     logger.addHandler(handler)
+    own, start._LEAST_LARGE_UNIT = start._LEAST_LARGE_UNIT, least
     try:
         dmuon.Muon(model)
     finally:
+        start._LEAST_LARGE_UNIT = own
         logger.removeHandler(handler)
     return said
 
@@ -65,3 +68,7 @@ def test_two_blocks_in_one_unit_are_warned_of_at_slot_0(ranks, way, unit):
     (message,), others = ranks.run(warnings, (2,), way=way)
     assert f"'{unit}' (100%)" in message and "Split them" in message
     assert others == []
+
+
+def test_units_of_few_elements_are_not_warned_of(ranks):
+    assert ranks.run(warnings, (2,), way="list in one", least=start._LEAST_LARGE_UNIT) == [[], []]

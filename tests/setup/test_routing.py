@@ -117,6 +117,9 @@ def test_entries_of_the_users_table_that_fit_nothing_are_warned_of_once(caplog, 
     )
     caplog.clear()
     assert not warnings_of(caplog, nn.Sequential(Weighs(), nn.Linear(8, 8)), "fit nothing in this model")
+    dmuon.views.by_class[nn.Bilinear] = {"weight": matrix}  # fits the first of two models
+    for model in (nn.Sequential(nn.Bilinear(8, 8, 8), nn.Linear(8, 8)), nn.Sequential(nn.Linear(8, 8))):
+        assert not warnings_of(caplog, model, "fit nothing in this model")
 
 
 def test_neither_are_frozen_ones_nor_those_that_the_user_left_to_adamw(caplog):

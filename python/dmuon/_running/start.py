@@ -41,6 +41,7 @@ from dmuon._setup.units import Unit, find_units
 logger = logging.getLogger("dmuon")
 
 _LARGE_UNIT = 0.25  # of all matrix bytes
+_LEAST_LARGE_UNIT = 1 << 22  # elements: adapters of LoRA are less, and cost little memory or time together
 
 
 def agreed_setup(
@@ -151,7 +152,7 @@ def _warn_of_large_units(runtime: Runtime) -> None:
     large = [
         f"'{unit.label}' ({size / sum(sizes):.0%})"
         for unit, size in zip(runtime.units, sizes, strict=True)
-        if size > _LARGE_UNIT * sum(sizes) and _holds_blocks(unit, runtime.leaves)
+        if size > max(_LARGE_UNIT * sum(sizes), _LEAST_LARGE_UNIT) and _holds_blocks(unit, runtime.leaves)
     ]
     if large and runtime.ranks.size > 1:
         logger.warning(

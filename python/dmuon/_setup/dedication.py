@@ -27,7 +27,7 @@ from dmuon._setup.ranks import Ranks, check_mesh, contradicted_by_names
 from dmuon._setup.resolve_ranks import check_timeout, resolve_ranks
 from dmuon._setup.routing import DEDICATION, Select, route
 from dmuon._setup.routing_table import RoutingTable
-from dmuon._setup.rules import unfit_entries
+from dmuon._setup.rules import fitting_entries
 from dmuon._setup.sharded import check_sharded, mesh_and_policy_of, release, replaced_by_fsdp, tensor_mesh_of
 from dmuon._setup.units import Units, chosen_units
 from dmuon._setup.wrappers import plain_module, unwrapped
@@ -231,7 +231,7 @@ def _facts_of(
     return [*facts, *(f"unit of {[names[module] for module in modules]}" for modules in chosen)]
 
 
-_warned_of: set[str] = set()  # entries of by_class, once a process: another model may fit the entry
+_known_entries: set[str] = set()  # of by_class, which have fitted a model of this process, or were warned of
 
 
 def _warn(ranks: Ranks, model: nn.Module, mesh: DeviceMesh | None, table: RoutingTable) -> None:
@@ -240,8 +240,10 @@ def _warn(ranks: Ranks, model: nn.Module, mesh: DeviceMesh | None, table: Routin
         return
     for doubt in table.doubts():
         logger.warning("dmuon: %s", doubt)
-    if unfit := [entry for entry in unfit_entries(model) if entry not in _warned_of]:
-        _warned_of.update(unfit)
+    entries = fitting_entries(model)
+    unfit = [entry for entry, fits in entries.items() if not fits and entry not in _known_entries]
+    _known_entries.update(entries)
+    if unfit:
         logger.warning(
             "dmuon.views: %s: these entries fit nothing in this model, no module of the class or no parameter of the "
             "name, and decide nothing.",

@@ -127,25 +127,22 @@ def _note_of_fused(entry: Leaf, place: Place, view_of: object) -> str:
     return f"; if it holds several, see dmuon.views.{found}" if found else ""
 
 
-def unfit_entries(model: nn.Module) -> list[str]:
-    """Returns the user's entries of `dmuon.views.by_class` that fit no module, or no parameter of such modules."""
+def fitting_entries(model: nn.Module) -> dict[str, bool]:
+    """Returns the user's entries of `dmuon.views.by_class`; True if they fit a module and a parameter of it."""
     names: dict[type | str, set[str]] = {}  # names of parameters, by class
     for module in model.modules():
         for cls in type(module).__mro__:
             for key in (cls, qualified_name(cls)):
                 names.setdefault(key, set()).update(module._parameters)
-    found = []
+    found: dict[str, bool] = {}
     for key, rule in views.by_class.items():
         entry = f"by_class[{key.__name__ if isinstance(key, type) else repr(key)}]"
         default = views._BY_DEFAULT.get(key, {})
-        if key not in names:
-            found += [entry] if key not in views._BY_DEFAULT else []
-            continue
-        found += [
-            f"{entry}[{pattern!r}]"
-            for pattern in rule
-            if pattern not in default and not any(fnmatch.fnmatchcase(name, pattern) for name in names[key])
-        ]
+        if key not in views._BY_DEFAULT:
+            found[entry] = key in names
+        for pattern in rule if key in names else ():
+            if pattern not in default:
+                found[f"{entry}[{pattern!r}]"] = any(fnmatch.fnmatchcase(name, pattern) for name in names[key])
     return found
 
 
