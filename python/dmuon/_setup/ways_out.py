@@ -14,7 +14,8 @@ WAYS_OUT = (
 AT_OWNER = f"this weight is whole only at its owner. {WAYS_OUT}"
 GRADIENT_AT_OWNER = (
     "this gradient is whole only at its owner. Clip by dmuon.clip_grad_norm_(model, max_norm); read norms by "
-    "dmuon.grad_norms(model); scale it in place by a number, as grad.mul_(0.5); drop it by `parameter.grad = None`."
+    "dmuon.grad_norms(model); scale it in place by a number, as grad.mul_(0.5); drop it by `parameter.grad = None`. A "
+    "step whose gradients are not finite is skipped by itself: optimizer.skipped_steps."
 )
 HOOK_AT_OWNER = (
     "its gradient is summed up at its owner, so the hook would never run. Expected: a hook of a module, as "
