@@ -34,7 +34,7 @@ class CallInputs:
     def outputs(self, module: str, output: Any) -> tuple[Any, list[torch.Tensor]]:
         """Returns what the caller gets for `output`, and all that the call has computed.
 
-        That is what it returns, inputs that it has changed in place, and what it has put into lists and the like. An
+        The call may have returned a tensor, changed an input in place, or put a tensor into a list and the like. An
         input that it returns unchanged counts too, and stays a copy, as under `fully_shard`.
 
         Raises:

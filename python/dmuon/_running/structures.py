@@ -18,8 +18,8 @@ TensorMap = Callable[[torch.Tensor], torch.Tensor]
 def map_tensors(value: Any, change: TensorMap) -> Any:
     """Returns `value` with `change` applied to every tensor in tuples, lists, mappings and dataclasses.
 
-    Lists, mappings and dataclasses are changed in place, so that whoever writes into them later writes into the same.
-    Those that nobody can write into, and tuples, are copied if something in them changes. Returns other objects
+    Changes lists, mappings and dataclasses in place, so that whoever writes into them later writes into the same ones.
+    Copies tuples, frozen dataclasses and read-only mappings if something in them changes. Returns other objects
     unchanged.
     """
     if isinstance(value, torch.Tensor):

@@ -31,8 +31,8 @@ inline constexpr const char* kLeavingBackward = "DmuonLeavingBackward";
 std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& inputs,
                                                 std::function<void()> callback);
 
-/// Gives `tensor` the history of `changed`, which shares its memory and was changed in place: later
-/// uses of the tensor have the gradients of what it holds now, and so has a retained gradient.
+/// Gives `tensor` the history of `changed`, which shares its memory and was changed in place. Later
+/// uses of the tensor have the gradients of what it holds now. So has a gradient that it retains.
 /// Hooks of C++ stay with what it held before, as after any change in place; the caller takes
 /// Python's away. If the tensor is a view, its base and other views keep their history.
 void take_history(const at::Tensor& tensor, const at::Tensor& changed);
@@ -47,12 +47,11 @@ bool creates_graph();
 /// True inside a backward that keeps its graph for another one (retain_graph=True).
 bool keeps_graph();
 
-/// Calls `callback` when the gradient of `output` has been computed and is about to be used. Of a
-/// view that autograd skips, the gradient of its base counts.
+/// Calls `callback` when the gradient of `output` has been computed and is about to be used. If
+/// autograd skips `output`, a view that was changed in place, its base's gradient counts.
 void on_gradient_of(const at::Tensor& output, std::function<void()> callback);
 
-/// Calls `callback` in a backward that skips `output`, a view that was changed in place, when the
-/// gradient of its base has been computed. Without effect if autograd skips none of its hooks.
+/// Calls `callback` only where on_gradient_of() would for the base's gradient.
 void on_skipped_gradient(const at::Tensor& output, std::function<void()> callback);
 
 /// Calls `callback` when the backward that runs on this thread is over; not if it raises, but then

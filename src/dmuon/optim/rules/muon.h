@@ -26,7 +26,7 @@ inline const std::string kSecondMomentum = "second_momentum_buffer";
 /// What such rules add to its root, and the least norm by which they scale.
 inline constexpr double kSecondMomentumEps = 1e-8;
 
-/// What Muon and the rules that change its orthogonalised update O share (the paper, eq.
+/// Muon and the rules that change its orthogonalised update O share these equations (the paper, eq.
 /// muon-update):
 ///
 /// - momentum += (1 - mu) (gradient - momentum)
