@@ -439,3 +439,25 @@ def test_a_backward_of_other_weights_than_were_read_is_refused(call):
         with pytest.raises(ValueError, match=r"through 'around\.layers\.0\.weight', whose weights have changed"):
             of_earlier.backward()
         opt.zero_grad()
+
+
+class Part(nn.Module):
+    """Its output is a view. If the caller changes it in place, autograd skips the output's hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x)[:, :4]
+
+
+def test_so_is_that_of_an_output_whose_hooks_autograd_skips():
+    model = nn.Sequential(Part())
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model)
+    of_earlier = model[0](torch.ones(2, 8, requires_grad=True)).mul_(2).sum()
+    model(torch.ones(2, 8)).sum().backward()
+    opt.step()
+    with pytest.raises(ValueError, match="through '0', whose weights have changed"):
+        of_earlier.backward()

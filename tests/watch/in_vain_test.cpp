@@ -146,8 +146,7 @@ std::vector<Report> random_reports(Random* random, int num_ranks, int num_operat
 }
 
 bool misses(const Report& waiting, const Report& other) {
-  return waiting.awaited &&
-         other.reached[*waiting.awaited] < waiting.number;
+  return waiting.awaited && other.reached[*waiting.awaited] < waiting.number;
 }
 
 // The ranks that in_vain() must name, and the operation if these differ there: every pair, at every
@@ -257,7 +256,8 @@ TEST(InVain, OfTwoThousandRanksTakesLessThanASecond) {
   for (std::size_t rank = 1; rank < staggered.size(); ++rank) {
     staggered[rank] = staggered[rank - 1];
     staggered[rank].issue("a");
-    staggered[rank] = waits(staggered[rank], What::kOperation, staggered[rank].reached[What::kOperation]);
+    staggered[rank] =
+        waits(staggered[rank], What::kOperation, staggered[rank].reached[What::kOperation]);
   }
   std::ranges::reverse(staggered);
   EXPECT_LT(seconds_of(staggered, false), 1);

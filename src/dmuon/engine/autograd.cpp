@@ -124,14 +124,12 @@ std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& i
 }
 
 void take_history(const at::Tensor& tensor, const at::Tensor& changed) {
-  const auto old = tensor.grad_fn();
-  const auto old_place = static_cast<std::size_t>(tensor.output_nr());
+  const auto place = [&] { return static_cast<std::size_t>(tensor.output_nr()); };
+  std::unique_ptr<torch::autograd::FunctionPreHook> retains;
+  if (tensor.retains_grad()) retains = tensor.grad_fn()->pop_retains_grad_hook(place());
   torch::autograd::impl::set_gradient_edge(tensor, torch::autograd::impl::gradient_edge(changed));
   torch::autograd::impl::get_autograd_meta(tensor)->cpp_hooks_list_ = nullptr;
-  if (tensor.retains_grad()) {
-    tensor.grad_fn()->add_retains_grad_hook(old->pop_retains_grad_hook(old_place),
-                                            static_cast<std::size_t>(tensor.output_nr()));
-  }
+  if (retains) tensor.grad_fn()->add_retains_grad_hook(std::move(retains), place());
 }
 
 bool creates_graph() { return in_backward() && c10::GradMode::is_enabled(); }

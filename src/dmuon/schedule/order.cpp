@@ -207,9 +207,7 @@ bool Order::owes_forward() const {
   return replaying() && current_ != Pass::kBackward && course().cursor < course().triggers.size();
 }
 
-bool Order::owes(Trigger trigger) const {
-  return replaying() && course().lies_ahead(trigger);
-}
+bool Order::owes(Trigger trigger) const { return replaying() && course().lies_ahead(trigger); }
 
 bool Order::is_next(Trigger trigger) const {
   return replaying() && course().cursor < course().triggers.size() &&
@@ -243,9 +241,7 @@ bool Order::owes_host_use() const {
   return replaying() && next_host_use() < course().triggers.size();
 }
 
-int Order::position() const {
-  return replaying() ? static_cast<int>(course().cursor) : -1;
-}
+int Order::position() const { return replaying() ? static_cast<int>(course().cursor) : -1; }
 
 bool Order::on_demand() const { return current_ && !course().replaying(); }
 

@@ -24,12 +24,12 @@ struct Report {
   static constexpr std::size_t kMostWords = 8;
 
   core::ByEnum<Rendezvous, std::int64_t, kNumRendezvous> reached{};  ///< numbers it has come to
-  std::optional<Rendezvous> awaited;          ///< it does nothing until all ranks have come to ...
-  std::int64_t number = 0;                    ///< ... this one, to which it has come itself
-  std::string where;                          ///< this one in words, for people
-  std::string pass;                           ///< the model's open pass, for people; or empty
-  std::string over;            ///< the reason if it comes to nothing more; else empty
-  std::int64_t stored_ms = 0;  ///< when, by its clock, since 1970; 0: never
+  std::optional<Rendezvous> awaited;  ///< it does nothing until all ranks have come to ...
+  std::int64_t number = 0;            ///< ... this one, to which it has come itself
+  std::string where;                  ///< this one in words, for people
+  std::string pass;                   ///< the model's open pass, for people; or empty
+  std::string over;                   ///< the reason if it comes to nothing more; else empty
+  std::int64_t stored_ms = 0;         ///< when, by its clock, since 1970; 0: never
 
   // The newest operations; the last one has the number `reached[kOperation]`.
   std::deque<std::uint64_t> hashes;  ///< of each and all before it

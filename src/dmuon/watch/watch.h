@@ -48,8 +48,8 @@ class Watch {
   };
   /// Looks there too from now on, on the watch's thread. Call it once, before the first wait.
   void look_at(Outside outside);
-  /// Gives nothing up any more. Call it after a failure, when another training begins on these ranks:
-  /// what it would give up is that training's from now on.
+  /// Gives nothing up any more. Call it after a failure, when another training begins on these
+  /// ranks: what it would give up is that training's from now on.
   void look_away();
 
   /// Says that an error of this rank has been raised on its host, which so waits for nothing.
