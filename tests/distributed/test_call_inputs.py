@@ -88,6 +88,16 @@ def sets(block: Block, entries: dict[str, torch.Tensor]) -> None:
     entries["x"] = entries["x"] + block.computed(entries["x"])
 
 
+def writes_a_leaf(block: Block, entries: dict[str, torch.Tensor]) -> None:
+    """Whose hooks would outlive the step."""
+    entries["bias"] = block.down.bias
+    entries["x"] = entries["x"] + block.computed(entries["x"])
+
+
+def takes_out(block: Block, entries: dict[str, torch.Tensor]) -> None:
+    adds(block, entries.pop("x"))
+
+
 def fills(block: Block, x: torch.Tensor, out: torch.Tensor) -> None:
     out += block.computed(x)
 
@@ -97,6 +107,13 @@ def with_outputs(model: Model, x: torch.Tensor) -> torch.Tensor:
     for block in model.blocks:
         x = block(x) + x
     return x
+
+
+def of_other_views(model: Model, x: torch.Tensor) -> torch.Tensor:
+    """The blocks change the memory of a tensor of which the caller uses another view."""
+    for block in model.blocks:
+        block(x[:2])
+    return x * torch.cat([x[1:], x[:1]])
 
 
 def of_a_view(model: Model, x: torch.Tensor) -> torch.Tensor:
@@ -140,6 +157,12 @@ def of_a_dict(model: Model, x: torch.Tensor) -> torch.Tensor:
     return entries["x"]
 
 
+def taken_out(model: Model, x: torch.Tensor) -> torch.Tensor:
+    for block in model.blocks:
+        block({"x": x})
+    return x
+
+
 def of_a_buffer(model: Model, x: torch.Tensor) -> torch.Tensor:
     out = torch.zeros_like(x)
     for block in model.blocks:
@@ -167,6 +190,11 @@ def trained(s: Session, call: Callable[..., Any], use: Callable[..., torch.Tenso
         ((2, 2), AHEAD, {"call": appends, "use": of_a_list}),
         ((1,), REPLICATED, {"call": sets, "use": of_a_dict}),
         ((4,), AHEAD, {"call": fills, "use": of_a_buffer}),
+        ((2, 2), KEPT, {"call": writes_a_leaf, "use": of_a_dict}),
+        ((4,), REPLICATED, {"call": takes_out, "use": taken_out}),
+        ((1,), AHEAD, {"call": takes_out, "use": taken_out}),
+        ((2, 2), AHEAD, {"call": adds_silently, "use": of_other_views}),
+        ((1,), KEPT, {"call": adds_silently, "use": of_other_views}),
     ],
 )
 def test_what_a_call_writes_has_its_gradients(ranks, mesh, schedule, kind):

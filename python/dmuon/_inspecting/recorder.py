@@ -16,7 +16,7 @@ from dmuon import _C
 from dmuon._planning.timeline import Interval, named
 from dmuon._running.muon import Muon
 from dmuon._running.runtime import Runtime
-from dmuon._running.structures import tensors_requiring_grad
+from dmuon._running.structures import computed_tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Recorder:
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def watch(module: nn.Module, args: Any, output: Any) -> None:
             if torch.is_grad_enabled():
-                for tensor in tensors_requiring_grad(output):
+                for tensor in computed_tensors(output):
                     tensor.register_hook(began)
 
         return watch

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dmuon import _C
-from dmuon._running.structures import map_tensors, tensors_requiring_grad
+from dmuon._running.structures import computed_tensors, map_tensors, tensors_requiring_grad
 
 _Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -41,10 +41,10 @@ class CallInputs:
             ValueError: autograd would have forbidden a change in place. Names `module`.
         """
         arguments = _exchanged(self._arguments, [(watched, given) for given, watched in self._pairs])
-        changed = [(watched, given) for given, watched in self._pairs if _take_change(module, given, watched)]
-        output = _exchanged(output, changed)
-        as_before = {id(given) for given, _ in self._pairs} - {id(given) for _, given in changed}
-        found = tensors_requiring_grad((output, arguments))
+        pairs = [(watched, given) for given, watched in self._pairs if _take_change(module, given, watched)]
+        output, changed = _exchanged(output, pairs), [given for _, given in pairs]
+        as_before = {id(given) for given, _ in self._pairs} - set(map(id, changed))
+        found = computed_tensors((output, arguments, changed))
         return output, [tensor for tensor in found if id(tensor) not in as_before]
 
 
@@ -52,6 +52,21 @@ def _exchanged(value: Any, pairs: _Pairs) -> Any:
     """Returns `value` with the second of each pair in place of the first."""
     new = {id(old): new for old, new in pairs}
     return map_tensors(value, lambda tensor: new.get(id(tensor), tensor)) if new else value
+
+
+class _Changed(torch.autograd.Function):
+    """An operation in place on `given` whose result is `watched`, which has the same memory."""
+
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor, watched: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(given)
+        ctx.is_view = given._is_view()
+        return given
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+        # Zeros are a part of the gradient of the view's base.
+        return torch.zeros_like(gradient) if ctx.is_view else None, gradient
 
 
 def _take_change(module: str, given: torch.Tensor, watched: torch.Tensor) -> bool:
@@ -62,7 +77,9 @@ def _take_change(module: str, given: torch.Tensor, watched: torch.Tensor) -> boo
     if watched.grad_fn.name() == _C.LEAVING_BACKWARD:
         return False
     try:
-        what = "a leaf that requires a gradient, as no program can without dmuon" if given.is_leaf else ""
+        base = given._base if given._is_view() else given
+        is_leaf = given.is_leaf or (base is not None and base.is_leaf and base.requires_grad)
+        what = "a leaf that requires a gradient, or a view of one" if is_leaf else ""
     except RuntimeError:  # autograd knows no history of such a view after a change
         what = "a view of the kind that autograd lets nobody change, such as fully_shard, chunk and unbind make"
     if (given.shape, given.stride()) != (watched.shape, watched.stride()):
@@ -72,6 +89,5 @@ def _take_change(module: str, given: torch.Tensor, watched: torch.Tensor) -> boo
             f"dmuon: '{module}' has changed an input in place, {what}. Expected: a change of a copy, such as x = x + y "
             "in place of x += y."
         )
-    _C.take_history(given, watched)
-    given._backward_hooks = None  # they stay with what it held before
+    _Changed.apply(given, watched)  # type: ignore[no-untyped-call]
     return True

@@ -38,6 +38,7 @@ def clip_grad_norm_(
     Several models have one norm, for one message each. With `pp_mesh` the gradients of all pipeline stages have one
     norm, for one more message along `pp_mesh`. If the gradients of one model or stage are not finite, or if this call
     raises on another stage, all gradients become NaN. So all models and stages skip, until their gradients are cleared.
+    `dmuon.grad_norms` before this call says whose they are.
 
     Args:
         model: a model with dmuon.Muon; or a list of such models, each with a Muon of its own, on meshes of the same
@@ -76,13 +77,13 @@ def clip_grad_norm_(
             dist.all_reduce(squared, group=pp_mesh.get_group())
         # A factor of NaN lets the others skip, also with a new verdict, until their gradients are cleared.
         norm, finite, otherwise = squared.sqrt(), squared.isfinite(), math.nan
-    factor = torch.where(finite, float(max_norm) / (norm + 1e-6), otherwise).clamp_(max=1.0).float()
-    for agreement in agreements:
-        agreement.scale(factor)
     if error_if_nonfinite and not finite:
         raise RuntimeError(
             "clip_grad_norm_: expected a finite norm of all gradients, got one that is not, and error_if_nonfinite=True"
         )
+    factor = torch.where(finite, float(max_norm) / (norm + 1e-6), otherwise).clamp_(max=1.0).float()
+    for agreement in agreements:
+        agreement.scale(factor)
     return torch.where(finite, norm, math.nan).float()
 
 

@@ -15,10 +15,10 @@ from dmuon._running.readers import explain_mixed
 from dmuon._running.runtime import Runtime
 from dmuon._running.structures import (
     arrived,
+    computed_tensors,
     is_differentiated_again,
     is_transformed,
     map_tensors,
-    tensors_requiring_grad,
 )
 
 
@@ -38,12 +38,8 @@ def add_hooks(runtime: Runtime) -> None:
     runtime.add_reader = add_reader
 
     # They may read weights, and never become readers (UnitReaders).
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def after_enclosing(module: nn.Module, args: Any, output: Any) -> None:
-        _expect_same_weights(runtime, runtime.last_met, output)
-
     for module in runtime.enclosing - {runtime.model, *(module for unit in runtime.units for module in unit.modules)}:
-        module.register_forward_hook(after_enclosing)
+        module.register_forward_hook(_AfterEnclosing(runtime))
 
 
 def _begin(runtime: Runtime) -> Any:
@@ -77,10 +73,25 @@ def _end(runtime: Runtime) -> Any:
         explain_mixed(runtime)
         runtime.end_forward()
         if torch.is_grad_enabled():
-            runtime.engine.watch_root_outputs(tensors_requiring_grad(output))
+            runtime.engine.watch_root_outputs(computed_tensors(output))
             _expect_same_weights(runtime, read, output)
 
     return end
+
+
+class _AfterEnclosing:
+    """The hook of a module around units. Pickling it passes on to the weights, which refuse by name."""
+
+    def __init__(self, runtime: Runtime | None = None) -> None:
+        self._runtime = runtime
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._runtime is not None:
+            _expect_same_weights(self._runtime, self._runtime.last_met, output)
+
+    def __reduce__(self) -> Any:
+        return _AfterEnclosing, ()
 
 
 class _Calls:
@@ -171,7 +182,7 @@ class _Calls:
                 readers.begin()
                 readers.end()
 
-        for tensor in tensors_requiring_grad(output) if torch.is_grad_enabled() else ():
+        for tensor in computed_tensors(output) if torch.is_grad_enabled() else ():
             tensor.register_hook(read)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -207,7 +218,7 @@ def _expect_same_weights(runtime: Runtime, read: int | None, output: Any) -> Non
     if read is None:
         return
     refuse = functools.partial(_refuse_changed_weights, runtime, runtime.leaves[read].name, runtime.version)
-    for tensor in tensors_requiring_grad(output) if torch.is_grad_enabled() else ():
+    for tensor in computed_tensors(output) if torch.is_grad_enabled() else ():
         tensor.register_hook(refuse)
 
 

@@ -27,7 +27,7 @@ def map_tensors(value: Any, change: TensorMap) -> Any:
     if isinstance(value, list):
         for index, item in enumerate(value):
             if (new := map_tensors(item, change)) is not item:
-                value[index] = new
+                list.__setitem__(value, index, new)  # some refuse that anyone but their class writes
     if isinstance(value, tuple):
         items = [map_tensors(item, change) for item in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
@@ -41,7 +41,7 @@ def map_tensors(value: Any, change: TensorMap) -> Any:
 def _map_fields(value: Any, change: TensorMap) -> Any:
     # A mapping that is a dataclass too (a transformers ModelOutput) keeps both views in step by its __setitem__.
     mapping = isinstance(value, Mapping)
-    names = list(value.keys()) if mapping else [field.name for field in dataclasses.fields(value)]
+    names = list(value.keys()) if mapping else [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
     read = value.__getitem__ if mapping else value.__getattribute__
     changed = {name: new for name in names if (new := map_tensors(read(name), change)) is not read(name)}
     if not changed:
@@ -70,6 +70,11 @@ def tensors_requiring_grad(value: Any) -> list[torch.Tensor]:
     if is_transformed():
         tensors = list({id(inner): inner for tensor in tensors for inner in _inside(tensor)}.values())
     return [tensor for tensor in tensors if tensor.requires_grad]
+
+
+def computed_tensors(value: Any) -> list[torch.Tensor]:
+    """Returns the tensors that require grad but for leaves, on which hooks would outlive the graph."""
+    return [tensor for tensor in tensors_requiring_grad(value) if tensor.grad_fn is not None]
 
 
 class _Arrived(torch.autograd.Function):

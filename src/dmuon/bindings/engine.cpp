@@ -273,7 +273,6 @@ void init_engine(py::module_& module) {
   add_inspection(engine);
   module.def("in_backward", &engine::in_backward);
   module.attr("LEAVING_BACKWARD") = engine::kLeavingBackward;
-  module.def("take_history", &engine::take_history, py::arg("tensor"), py::arg("changed"));
   module.def("on_skipped_gradient", &engine::on_skipped_gradient, py::arg("output"),
              py::arg("callback"));
   module.def("accumulate_into", &engine::accumulate_into, py::arg("parameter"),

@@ -123,15 +123,6 @@ std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& i
   return outputs;
 }
 
-void take_history(const at::Tensor& tensor, const at::Tensor& changed) {
-  const auto place = [&] { return static_cast<std::size_t>(tensor.output_nr()); };
-  std::unique_ptr<torch::autograd::FunctionPreHook> retains;
-  if (tensor.retains_grad()) retains = tensor.grad_fn()->pop_retains_grad_hook(place());
-  torch::autograd::impl::set_gradient_edge(tensor, torch::autograd::impl::gradient_edge(changed));
-  torch::autograd::impl::get_autograd_meta(tensor)->cpp_hooks_list_ = nullptr;
-  if (retains) tensor.grad_fn()->add_retains_grad_hook(std::move(retains), place());
-}
-
 bool creates_graph() { return in_backward() && c10::GradMode::is_enabled(); }
 
 bool keeps_graph() { return in_backward() && torch::autograd::get_current_graph_task_keep_graph(); }

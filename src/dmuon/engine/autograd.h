@@ -31,12 +31,6 @@ inline constexpr const char* kLeavingBackward = "DmuonLeavingBackward";
 std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& inputs,
                                                 std::function<void()> callback);
 
-/// Gives `tensor` the history of `changed`, which shares its memory and was changed in place. Later
-/// uses of the tensor have the gradients of what it holds now. So has a gradient that it retains.
-/// Hooks of C++ stay with what it held before, as after any change in place; the caller takes
-/// Python's away. If the tensor is a view, its base and other views keep their history.
-void take_history(const at::Tensor& tensor, const at::Tensor& changed);
-
 /// Returns the number of the innermost backward that runs on this thread; -1 outside of any.
 int this_backward();
 
