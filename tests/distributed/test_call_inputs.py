@@ -98,6 +98,12 @@ def takes_out(block: Block, entries: dict[str, torch.Tensor]) -> None:
     adds(block, entries.pop("x"))
 
 
+def calls_itself(block: Block, x: torch.Tensor, times: int = 2) -> torch.Tensor:
+    """The inner calls end in the backward before the rest of the outer one."""
+    x = x + block.computed(x)
+    return block(x, times - 1) if times else x
+
+
 def fills(block: Block, x: torch.Tensor, out: torch.Tensor) -> None:
     out += block.computed(x)
 
@@ -114,6 +120,12 @@ def of_other_views(model: Model, x: torch.Tensor) -> torch.Tensor:
     for block in model.blocks:
         block(x[:2])
     return x * torch.cat([x[1:], x[:1]])
+
+
+def one_after_the_other(model: Model, x: torch.Tensor) -> torch.Tensor:
+    for block in model.blocks:
+        x = block(x)
+    return x
 
 
 def of_a_view(model: Model, x: torch.Tensor) -> torch.Tensor:
@@ -170,8 +182,13 @@ def of_a_buffer(model: Model, x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def trained(s: Session, call: Callable[..., Any], use: Callable[..., torch.Tensor], root: bool = False) -> None:
-    s.start(Model(call, use), units=(lambda model: []) if root else None)
+def no_blocks(model: nn.Module) -> list[nn.Module]:
+    """The model alone is under fully_shard."""
+    return []
+
+
+def trained(s: Session, call: Callable[..., Any], use: Callable[..., torch.Tensor], units: Any = None) -> None:
+    s.start(Model(call, use), units=units)
     s.train(0, 1, 2)
 
 
@@ -183,7 +200,7 @@ def trained(s: Session, call: Callable[..., Any], use: Callable[..., torch.Tenso
         ((4,), KEPT, {"call": adds, "use": of_a_view}),
         ((1,), AHEAD, {"call": halves, "use": of_a_view}),
         ((4,), AHEAD, {"call": adds_silently, "use": alone}),
-        ((2, 2), AHEAD, {"call": adds_silently, "use": alone, "root": True}),
+        ((2, 2), AHEAD, {"call": adds_silently, "use": alone, "units": no_blocks}),
         ((2, 2), KEPT, {"call": adds, "use": with_hooks}),
         ((4,), REPLICATED, {"call": adds_and_returns, "use": changed_once_more}),
         ((1,), KEPT, {"call": detaches, "use": with_outputs}),
@@ -195,6 +212,8 @@ def trained(s: Session, call: Callable[..., Any], use: Callable[..., torch.Tenso
         ((1,), AHEAD, {"call": takes_out, "use": taken_out}),
         ((2, 2), AHEAD, {"call": adds_silently, "use": of_other_views}),
         ((1,), KEPT, {"call": adds_silently, "use": of_other_views}),
+        ((2, 2), AHEAD, {"call": calls_itself, "use": one_after_the_other}),
+        ((4,), KEPT, {"call": calls_itself, "use": one_after_the_other, "units": blocks_of}),
     ],
 )
 def test_what_a_call_writes_has_its_gradients(ranks, mesh, schedule, kind):

@@ -121,7 +121,7 @@ class _Calls:
             _refuse_other_casts(runtime, index, self._autocast)
         runtime.end_failed_backward()
         runtime.engine.before_forward(index, self._reader)
-        self._open.append((_C.Call(self._reader), CallInputs()))
+        self._open.append((_C.Call(self._reader, bool(self._open)), CallInputs()))
         if not self._reader and runtime.units[index].host and _C.in_backward() and torch.is_grad_enabled():
             _refuse_second_recomputation(runtime, index)
         runtime.weights[index].begin_call(self._reader)
@@ -138,7 +138,8 @@ class _Calls:
         def watch(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
             watched = self._runtime.engine.watch_inputs(self._index, inputs, call)
             # Runs before the engine frees the weights, which a checkpoint inside the module may have changed once more.
-            watched[0].register_hook(self._end_in_backward)
+            if not call.nested:
+                watched[0].register_hook(self._end_in_backward)
             return watched
 
         return call_inputs.watched((args, kwargs), watch)

@@ -75,7 +75,11 @@ void init_parts(py::module_& module) {
       .def(py::init<int, int>(), py::arg("dimension"), py::arg("factor") = 1);
 
   py::class_<engine::Call, std::shared_ptr<engine::Call>>(module, "Call")
-      .def(py::init([](bool reader) { return engine::Call{.reader = reader}; }), py::arg("reader"));
+      .def(py::init([](bool reader, bool nested) {
+             return engine::Call{.reader = reader, .nested = nested};
+           }),
+           py::arg("reader"), py::arg("nested"))
+      .def_readonly("nested", &engine::Call::nested);
 
   py::class_<engine::HostSums>(module, "HostSums")
       .def("held", &engine::HostSums::held)

@@ -311,6 +311,7 @@ void Engine::after_backward(core::UnitIndex index, Call* call) {
   if (call != nullptr) open_uses_.end_backward(index, call, num_backwards_);
   const bool in_use = open_uses_.any(index);
   resolver_.set_in_use(index, in_use);
+  if (call != nullptr && call->nested) return;
   if (call != nullptr && call->reader) {
     if (!in_use) resolver_.after_read({Moment::kAfterBackward, index});
   } else if (!open_uses_.is_read(index)) {

@@ -10,6 +10,7 @@ namespace dmuon::engine {
 /// A call that reads a unit's weights: of its own module, or of one of several that read them.
 struct Call {
   bool reader = false;        ///< of one of several modules
+  bool nested = false;        ///< inside of a call of the same module, which ends the use
   bool has_end = false;       ///< its inputs are watched, so its backward's end is reported
   std::int64_t backward = 0;  ///< number of the backward in which it is open, 0 if in none
 };
