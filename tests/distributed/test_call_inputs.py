@@ -98,6 +98,10 @@ def takes_out(block: Block, entries: dict[str, torch.Tensor]) -> None:
     adds(block, entries.pop("x"))
 
 
+def looks_at(block: Block, x: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
+    return block.computed(x if other is None else x + other.detach())
+
+
 def calls_itself(block: Block, x: torch.Tensor, times: int = 2) -> torch.Tensor:
     """The inner calls end in the backward before the rest of the outer one."""
     x = x + block.computed(x)
@@ -126,6 +130,11 @@ def one_after_the_other(model: Model, x: torch.Tensor) -> torch.Tensor:
     for block in model.blocks:
         x = block(x)
     return x
+
+
+def beside_a_branch(model: Model, x: torch.Tensor) -> torch.Tensor:
+    """The loss does not come to the second block, so its weights neither move nor decay."""
+    return model.blocks[0](x, model.blocks[1](x))
 
 
 def of_a_view(model: Model, x: torch.Tensor) -> torch.Tensor:
@@ -212,6 +221,8 @@ def trained(s: Session, call: Callable[..., Any], use: Callable[..., torch.Tenso
         ((1,), AHEAD, {"call": takes_out, "use": taken_out}),
         ((2, 2), AHEAD, {"call": adds_silently, "use": of_other_views}),
         ((1,), KEPT, {"call": adds_silently, "use": of_other_views}),
+        ((2, 2), AHEAD, {"call": looks_at, "use": beside_a_branch}),
+        ((1,), REPLICATED, {"call": looks_at, "use": beside_a_branch}),
         ((2, 2), AHEAD, {"call": calls_itself, "use": one_after_the_other}),
         ((4,), KEPT, {"call": calls_itself, "use": one_after_the_other, "units": blocks_of}),
     ],
@@ -235,6 +246,26 @@ def test_a_retained_gradient_is_that_of_what_the_tensor_holds(ranks):
     for each in model, plain:
         loss_of(each, batch(0)).backward()
     torch.testing.assert_close(kept[0].grad, kept[1].grad)
+
+
+def test_each_of_two_backwards_goes_where_its_loss_comes_from():
+    found = []
+
+    def use(model: Model, x: torch.Tensor) -> torch.Tensor:
+        found.append(model.blocks[1](x))
+        return model.blocks[0](x, found[-1])
+
+    model = Model(looks_at, use)
+    plain = copy.deepcopy(model)
+    dmuon.dedicate_params(model)
+    dmuon.Muon(model)
+    gradients = []
+    for each in model, plain:
+        each.embedding.requires_grad_(False)  # else both backwards go through it
+        loss_of(each, batch(0)).backward()
+        found.pop().sum().backward()
+        gradients.append([each.head.weight.grad, each.blocks[0].up.bias.grad, each.blocks[1].up.bias.grad])
+    torch.testing.assert_close(*gradients)
 
 
 refused = Refusals()

@@ -79,13 +79,22 @@ TEST(BeforeLeavingBackward, ChangesNeitherValuesNorGradients) {
 }
 
 TEST(BeforeLeavingBackward, ComesOnceEvenWhereAnInputIsUnused) {
-  const at::Tensor a = leaf();
-  const at::Tensor b = leaf();
-  int calls = 0;
-  const auto inputs = before_leaving_backward({a, b}, [&] { ++calls; });
-  inputs[0].sum().backward();
-  EXPECT_EQ(calls, 1);
-  EXPECT_FALSE(b.grad().defined());
+  for (const std::size_t used : {0U, 1U}) {
+    const std::vector<at::Tensor> leaves{leaf(), leaf()};
+    const std::vector<at::Tensor> made{leaves[0].mul(2), leaves[1].mul(2)};
+    std::vector<int> arrived(2);
+    std::vector<std::any> registrations;
+    for (const std::size_t i : {0U, 1U})
+      registrations.push_back(after_accumulation(leaves[i], [&arrived, i] { ++arrived[i]; }));
+    int calls = 0;
+    const auto inputs = before_leaving_backward(made, [&] { ++calls; });
+    inputs[used].sum().backward({}, /*retain_graph=*/true);
+    EXPECT_EQ(calls, 1);
+    EXPECT_EQ(arrived[used], 1);
+    EXPECT_EQ(arrived[1 - used], 0) << "the backward has gone on behind an input that is unused";
+    inputs[0].mm(inputs[1]).sum().backward();
+    EXPECT_EQ(calls, 2);
+  }
 }
 
 TEST(BeforeLeavingBackward, LetsWhatItThrowsLeaveTheBackward) {

@@ -134,13 +134,11 @@ class _Calls:
         if self._runtime.ranks.tensor_mesh is not None:
             args, kwargs = map_tensors((args, kwargs), arrived)
         call, call_inputs = self._open[-1]
+        # Runs before the engine frees the weights, which a checkpoint inside the module may have changed once more.
+        before_end = None if call.nested else self._end_in_backward
 
         def watch(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-            watched = self._runtime.engine.watch_inputs(self._index, inputs, call)
-            # Runs before the engine frees the weights, which a checkpoint inside the module may have changed once more.
-            if not call.nested:
-                watched[0].register_hook(self._end_in_backward)
-            return watched
+            return self._runtime.engine.watch_inputs(self._index, inputs, call, before_end)
 
         return call_inputs.watched((args, kwargs), watch)
 
@@ -196,7 +194,7 @@ class _Calls:
 
     # Autograd runs hooks inside of a compiled step, too.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _end_in_backward(self, gradient: torch.Tensor) -> None:
+    def _end_in_backward(self) -> None:
         if torch.is_grad_enabled():
             return  # create_graph=True, see Engine::enter_second_order
         self._runtime.weights[self._index].end_call_in_backward(self._reader)

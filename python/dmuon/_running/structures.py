@@ -12,6 +12,8 @@ from torch._functorch.pyfunctorch import GradInterpreter, retrieve_all_functorch
 from torch.autograd import forward_ad
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
+from dmuon._setup.placeholder import OwnedTensor
+
 TensorMap = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -73,8 +75,9 @@ def tensors_requiring_grad(value: Any) -> list[torch.Tensor]:
 
 
 def computed_tensors(value: Any) -> list[torch.Tensor]:
-    """Returns the tensors that require grad but for leaves, on which hooks would outlive the graph."""
-    return [tensor for tensor in tensors_requiring_grad(value) if tensor.grad_fn is not None]
+    """Returns the tensors that require grad and have a value, except leaves, on which hooks would outlive a graph."""
+    found = tensors_requiring_grad(value)
+    return [tensor for tensor in found if tensor.grad_fn is not None and not isinstance(tensor, OwnedTensor)]
 
 
 class _Arrived(torch.autograd.Function):

@@ -186,9 +186,9 @@ void add_hooks(EngineClass& engine) {
       .def("after_forward", &Engine::after_forward, py::arg("unit"), py::arg("reader") = false,
            no_gil)
       .def("watch_inputs", &Engine::watch_inputs, py::arg("unit"), py::arg("inputs"),
-           py::arg_v("call", nullptr, "..."), no_gil)
+           py::arg("call"), py::arg("before_end").none(true), no_gil)
       .def("watch_outputs", &Engine::watch_outputs, py::arg("unit"), py::arg("outputs"),
-           py::arg_v("call", nullptr, "..."))
+           py::arg("call"))
       .def("watch_root_outputs", &Engine::watch_root_outputs, py::arg("outputs"))
       .def("before_end_of_backward", &Engine::before_end_of_backward, py::arg("callback"))
       .def(

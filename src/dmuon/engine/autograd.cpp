@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -103,20 +104,25 @@ void accumulate_into(const at::Tensor& parameter, const at::Tensor& placeholder)
 
 std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& inputs,
                                                 std::function<void()> callback) {
-  NodePtr node = make_node<LeavingBackward>(as_torch_errors(std::move(callback)));
-  node->set_next_edges(torch::autograd::collect_next_edges(inputs));
-  // The node runs on the stream of its consumer, as if it were not there. Autograd adds gradients
-  // up in place where they arrive, without waiting for another branch that still reads them.
-  c10::OptionalStreamGuard on_producer;
-  for (const at::Tensor& input : inputs) {
-    const auto& producer = input.grad_fn();
-    if (!producer || !producer->stream()) continue;
-    on_producer.reset_stream(*producer->stream());
-    break;
-  }
+  const auto once_a_backward = [callback = as_torch_errors(std::move(callback)),
+                                last = std::make_shared<int>(-1)] {
+    if (std::exchange(*last, this_backward()) != this_backward()) callback();
+  };
+  const bool on_host = std::ranges::all_of(inputs, [](const at::Tensor& x) { return x.is_cpu(); });
   std::vector<at::Tensor> outputs;
   outputs.reserve(inputs.size());
   for (const at::Tensor& input : inputs) {
+    // A node of its own: a backward that does not come to this input must not go on behind it.
+    // Autograd's thread for the host does not know how far the device's is.
+    std::function<void()> leave = [] {};
+    if (input.is_cpu() == on_host) leave = once_a_backward;
+    NodePtr node = make_node<LeavingBackward>(std::move(leave));
+    node->set_next_edges(torch::autograd::collect_next_edges(input));
+    // The node runs on the stream of its consumer, as if it were not there. Autograd adds gradients
+    // up in place where they arrive, without waiting for another branch that still reads them.
+    c10::OptionalStreamGuard on_producer;
+    if (const auto& producer = input.grad_fn(); producer && producer->stream())
+      on_producer.reset_stream(*producer->stream());
     outputs.push_back(input.detach());
     torch::autograd::set_history(outputs.back(), node);
   }

@@ -212,10 +212,13 @@ void Engine::after_forward(core::UnitIndex index, bool reader) {
 
 std::vector<at::Tensor> Engine::watch_inputs(core::UnitIndex index,
                                              const std::vector<at::Tensor>& inputs,
-                                             const std::shared_ptr<Call>& call) {
+                                             const std::shared_ptr<Call>& call,
+                                             std::function<void()> before_end) {
   if (call) call->has_end = true;
-  return before_leaving_backward(inputs,
-                                 [this, index, call] { after_backward(index, call.get()); });
+  return before_leaving_backward(inputs, [this, index, call, before_end = std::move(before_end)] {
+    if (before_end) before_end();
+    after_backward(index, call.get());
+  });
 }
 
 void Engine::watch_outputs(core::UnitIndex index, const std::vector<at::Tensor>& outputs,

@@ -102,14 +102,16 @@ class Engine : private schedule::Performer {
   /// @throws CommError or InvalidArgument, on all ranks, if one has come to something else.
   void meet(const std::string& call);
 
-  // Triggers, from module hooks. A Call is one of those that before_forward() began; without one,
-  // the call is of the unit's own module, and nothing says that its backward is over.
+  // Triggers, from module hooks. A Call is the same object for its inputs and outputs; without one,
+  // the call is of the unit's own module, and nothing says that its backward is over. `before_end`
+  // is called right before this end.
   void begin_forward();  ///< the model's own
   void end_forward();
   void before_forward(core::UnitIndex unit, bool reader = false);
   void after_forward(core::UnitIndex unit, bool reader = false);
   std::vector<at::Tensor> watch_inputs(core::UnitIndex unit, const std::vector<at::Tensor>& inputs,
-                                       const std::shared_ptr<Call>& call = nullptr);
+                                       const std::shared_ptr<Call>& call = nullptr,
+                                       std::function<void()> before_end = {});
   void watch_outputs(core::UnitIndex unit, const std::vector<at::Tensor>& outputs,
                      const std::shared_ptr<Call>& call = nullptr);
   void watch_root_outputs(const std::vector<at::Tensor>& outputs);
