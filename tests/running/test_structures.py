@@ -106,11 +106,35 @@ def test_a_mapping_that_nobody_can_write_into_is_copied():
     assert value["x"] == ONE
 
 
-@pytest.mark.parametrize(
-    "value",
-    [None, 3, "text", {1, 2}, Opaque(), Record, types.SimpleNamespace(x=ONE)],
-    ids=lambda value: getattr(value, "__name__", type(value).__name__),
-)
+class Own(tuple):
+    """A tuple that is made in a way of its own."""
+
+    def __new__(cls, x: Any, y: Any) -> Own:
+        return super().__new__(cls, (x, y))
+
+
+@dataclasses.dataclass
+class Unset:
+    later: Any = dataclasses.field(init=False)
+
+
+@dataclasses.dataclass(eq=False)
+class Module(torch.nn.Module):
+    """Its field is a submodule, which is no attribute of the object's own."""
+
+    layer: torch.nn.Module
+
+    def __new__(cls, *_: Any) -> Module:
+        made = super().__new__(cls)
+        torch.nn.Module.__init__(made)
+        return made
+
+
+OTHERS = [None, 3, "text", {1, 2}, Opaque(), Record, types.SimpleNamespace(x=ONE)]
+OWN = [Own(ONE, 1), Unset(), Module(torch.nn.Linear(1, 1))]
+
+
+@pytest.mark.parametrize("value", [*OTHERS, *OWN], ids=lambda value: getattr(value, "__name__", type(value).__name__))
 def test_other_objects_pass_through(value):
     assert add(value) is value
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
+import torch.nn as nn
 from torch._functorch.pyfunctorch import GradInterpreter, retrieve_all_functorch_interpreters
 from torch.autograd import forward_ad
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -22,7 +23,7 @@ def map_tensors(value: Any, change: TensorMap) -> Any:
 
     Changes lists, mappings and dataclasses in place, so that whoever writes into them later writes into the same ones.
     Copies tuples, frozen dataclasses and read-only mappings if something in them changes. Returns other objects
-    unchanged.
+    unchanged, also those of a class that cannot be copied so.
     """
     if isinstance(value, torch.Tensor):
         return change(value)
@@ -34,10 +35,17 @@ def map_tensors(value: Any, change: TensorMap) -> Any:
         items = [map_tensors(item, change) for item in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
-        return _map_fields(value, change)
-    return value
+        return _rebuilt(value, value._make if hasattr(value, "_fields") else type(value), items)
+    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type | nn.Module)
+    return _map_fields(value, change) if isinstance(value, Mapping) or is_record else value
+
+
+def _rebuilt(value: Any, make: Callable[[Any], Any], content: Any) -> Any:
+    """Returns `make(content)` in place of `value`, or the value if its class is made in a way of its own."""
+    try:
+        return make(content)
+    except TypeError:
+        return value
 
 
 def _map_fields(value: Any, change: TensorMap) -> Any:
@@ -49,7 +57,7 @@ def _map_fields(value: Any, change: TensorMap) -> Any:
     if not changed:
         return value
     if mapping and not isinstance(value, MutableMapping):
-        return type(value)({**value, **changed})
+        return _rebuilt(value, type(value), {**value, **changed})
     if not mapping and value.__dataclass_params__.frozen:
         value = copy.copy(value)
     for name, new in changed.items():
