@@ -210,7 +210,7 @@ class _PartsHook:
             self._method(*args)
 
     def __reduce__(self) -> Any:
-        """Copies and pickles without the model, to which the method belongs."""
+        """Leaves out the method, because the model belongs to it."""
         return _PartsHook, ()
 
 

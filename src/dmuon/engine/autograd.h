@@ -25,10 +25,10 @@ void accumulate_into(const at::Tensor& parameter, const at::Tensor& placeholder)
 /// The name of the node that before_leaving_backward() adds.
 inline constexpr const char* kLeavingBackward = "DmuonLeavingBackward";
 
-/// Returns tensors equal to `inputs` whose gradients pass through nodes, of which the first one that
-/// a backward comes to calls `callback`. Autograd runs later nodes first, and accumulation before
-/// all. So all gradients of the consumers of these inputs have been accumulated when `callback`
-/// runs.
+/// Returns tensors equal to `inputs`. The gradient of each passes through a node; the first of
+/// these nodes in a backward calls `callback`. Autograd runs later nodes first, and accumulation
+/// before all. So all gradients of the consumers of these inputs have been accumulated when
+/// `callback` runs.
 std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& inputs,
                                                 std::function<void()> callback);
 

@@ -102,9 +102,9 @@ class Engine : private schedule::Performer {
   /// @throws CommError or InvalidArgument, on all ranks, if one has come to something else.
   void meet(const std::string& call);
 
-  // Triggers, from module hooks. A Call is the same object for its inputs and outputs; without one,
-  // the call is of the unit's own module, and nothing says that its backward is over. `before_end`
-  // is called right before this end.
+  // Triggers, from module hooks. A call of a module has one Call for its inputs and outputs.
+  // Without one it is of the unit's own module, and nothing says that its backward is over. That
+  // end calls `before_end` first.
   void begin_forward();  ///< the model's own
   void end_forward();
   void before_forward(core::UnitIndex unit, bool reader = false);
