@@ -135,7 +135,7 @@ class _Calls:
             args, kwargs = map_tensors((args, kwargs), arrived)
         call, call_inputs = self._open[-1]
         # Runs before the engine frees the weights, which a checkpoint inside the module may have changed once more.
-        before_end = None if call.nested else self._end_in_backward
+        before_end: Any = None if call.nested else self._end_in_backward
 
         def watch(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
             return self._runtime.engine.watch_inputs(self._index, inputs, call, before_end)

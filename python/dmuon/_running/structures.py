@@ -35,7 +35,7 @@ def map_tensors(value: Any, change: TensorMap) -> Any:
         items = [map_tensors(item, change) for item in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
-        return _rebuilt(value, value._make if hasattr(value, "_fields") else type(value), items)
+        return _rebuilt(value, getattr(value, "_make", type(value)), items)
     is_record = dataclasses.is_dataclass(value) and not isinstance(value, type | nn.Module)
     return _map_fields(value, change) if isinstance(value, Mapping) or is_record else value
 

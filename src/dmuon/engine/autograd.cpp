@@ -1,6 +1,8 @@
 #include "dmuon/engine/autograd.h"
 
+#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -11,6 +13,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -49,6 +52,19 @@ class AfterAccumulation : public torch::autograd::FunctionPostHook {
  private:
   std::function<void()> callback_;
 };
+
+c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+// Autograd lets a node wait for the gradient that comes to it, not for its consumer's other work.
+void wait_for(const c10::Stream& stream) {
+  const c10::Stream here = current_stream(stream.device());
+  if (here == stream) return;
+  c10::Event event(stream.device_type());
+  event.record(stream);
+  event.block(here);
+}
 
 class LeavingBackward : public torch::autograd::Node {
  public:
@@ -104,11 +120,27 @@ void accumulate_into(const at::Tensor& parameter, const at::Tensor& placeholder)
 
 std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& inputs,
                                                 std::function<void()> callback) {
-  const auto once_a_backward = [callback = as_torch_errors(std::move(callback)),
+  const auto on_device =
+      std::ranges::find_if(inputs, [](const at::Tensor& input) { return !input.is_cpu(); });
+  const bool on_host = on_device == inputs.end();
+  std::optional<c10::Stream> compute;
+  if (!on_host) compute = current_stream(on_device->device());
+  const auto once_a_backward = [callback = as_torch_errors(std::move(callback)), compute,
                                 last = std::make_shared<int>(-1)] {
-    if (std::exchange(*last, this_backward()) != this_backward()) callback();
+    if (std::exchange(*last, this_backward()) == this_backward()) return;
+    if (compute) wait_for(*compute);
+    callback();
   };
-  const bool on_host = std::ranges::all_of(inputs, [](const at::Tensor& x) { return x.is_cpu(); });
+  // The nodes run on the stream of their consumer, as if they were not there. Autograd adds
+  // gradients up in place where they arrive, without waiting for another branch that still reads
+  // them.
+  c10::OptionalStreamGuard on_producer;
+  for (const at::Tensor& input : inputs) {
+    const auto& producer = input.grad_fn();
+    if (!producer || !producer->stream()) continue;
+    on_producer.reset_stream(*producer->stream());
+    break;
+  }
   std::vector<at::Tensor> outputs;
   outputs.reserve(inputs.size());
   for (const at::Tensor& input : inputs) {
@@ -118,11 +150,6 @@ std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& i
     if (input.is_cpu() == on_host) leave = once_a_backward;
     NodePtr node = make_node<LeavingBackward>(std::move(leave));
     node->set_next_edges(torch::autograd::collect_next_edges(input));
-    // The node runs on the stream of its consumer, as if it were not there. Autograd adds gradients
-    // up in place where they arrive, without waiting for another branch that still reads them.
-    c10::OptionalStreamGuard on_producer;
-    if (const auto& producer = input.grad_fn(); producer && producer->stream())
-      on_producer.reset_stream(*producer->stream());
     outputs.push_back(input.detach());
     torch::autograd::set_history(outputs.back(), node);
   }
