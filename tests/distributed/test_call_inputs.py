@@ -68,6 +68,12 @@ def halves(block: Block, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def rectifies(block: Block, x: torch.Tensor) -> torch.Tensor:
+    """Its backward needs what it has written."""
+    x.relu_()
+    return block.down(block.up(x))
+
+
 def detaches(block: Block, x: torch.Tensor) -> torch.Tensor:
     y = block.computed(x)
     x.detach_()
@@ -221,6 +227,9 @@ def trained(s: Session, call: Callable[..., Any], use: Callable[..., torch.Tenso
         ((1,), AHEAD, {"call": takes_out, "use": taken_out}),
         ((2, 2), AHEAD, {"call": adds_silently, "use": of_other_views}),
         ((1,), KEPT, {"call": adds_silently, "use": of_other_views}),
+        ((2, 2), AHEAD, {"call": rectifies, "use": with_outputs}),
+        ((1,), REPLICATED, {"call": rectifies, "use": of_a_view}),
+        ((4,), KEPT, {"call": rectifies, "use": of_a_view, "units": no_blocks}),
         ((2, 2), AHEAD, {"call": looks_at, "use": beside_a_branch}),
         ((1,), REPLICATED, {"call": looks_at, "use": beside_a_branch}),
         ((2, 2), AHEAD, {"call": calls_itself, "use": one_after_the_other}),

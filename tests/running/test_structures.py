@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from dmuon._running.structures import map_tensors, tensors_requiring_grad
+from torch.fx.immutable_collections import immutable_dict
 
 ONE = torch.ones(())
 
@@ -100,8 +101,9 @@ def test_a_mapping_that_is_a_dataclass_too_keeps_both_views_in_step():
     assert value["logits"] == value.logits == ONE + 1
 
 
-def test_a_mapping_that_nobody_can_write_into_is_copied():
-    value = types.MappingProxyType({"x": ONE, "n": 1})
+@pytest.mark.parametrize("make", [types.MappingProxyType, immutable_dict])
+def test_a_mapping_that_nobody_can_write_into_is_copied(make):
+    value = make({"x": ONE, "n": 1})
     assert add(value) == {"x": ONE + 1, "n": 1}
     assert value["x"] == ONE
 
@@ -130,8 +132,15 @@ class Module(torch.nn.Module):
         return made
 
 
+class Gathers(tuple):
+    """A tuple of what it is called with."""
+
+    def __new__(cls, *items: Any) -> Gathers:
+        return super().__new__(cls, items)
+
+
 OTHERS = [None, 3, "text", {1, 2}, Opaque(), Record, types.SimpleNamespace(x=ONE)]
-OWN = [Own(ONE, 1), Unset(), Module(torch.nn.Linear(1, 1))]
+OWN = [Own(ONE, 1), Gathers(ONE, 1), Unset(), Module(torch.nn.Linear(1, 1))]
 
 
 @pytest.mark.parametrize("value", [*OTHERS, *OWN], ids=lambda value: getattr(value, "__name__", type(value).__name__))

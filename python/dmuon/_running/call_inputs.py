@@ -89,5 +89,6 @@ def _take_change(module: str, given: torch.Tensor, watched: torch.Tensor) -> boo
             f"dmuon: '{module}' has changed an input in place, {what}. Expected: a change of a copy, such as x = x + y "
             "in place of x += y."
         )
-    _Changed.apply(given, watched)  # type: ignore[no-untyped-call]
+    with torch.autograd._unsafe_preserve_version_counter(given):  # nothing is written that the call has saved
+        _Changed.apply(given, watched)  # type: ignore[no-untyped-call]
     return True

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from dmuon import _C
 from dmuon._running.call_inputs import CallInputs
-from dmuon._running.readers import explain_mixed
+from dmuon._running.readers import explain_mixed, is_inside_itself
 from dmuon._running.runtime import Runtime
 from dmuon._running.structures import (
     arrived,
@@ -25,15 +25,17 @@ from dmuon._running.structures import (
 def add_hooks(runtime: Runtime) -> None:
     """Hooks the model and the modules of its units, for as long as they live."""
     by_autocast = [_dtype_of_autocast(runtime, index) for index in range(len(runtime.units))]
-    for index, unit in enumerate(runtime.units):
-        for module in unit.modules:
-            _Calls(runtime, index, module, by_autocast[index], reader=len(unit.modules) > 1)
-    runtime.model.register_forward_pre_hook(_begin(runtime), prepend=True)
+    calls = [
+        _Calls(runtime, index, module, by_autocast[index], reader=len(unit.modules) > 1)
+        for index, unit in enumerate(runtime.units)
+        for module in unit.modules
+    ]
+    runtime.model.register_forward_pre_hook(_begin(runtime, calls), prepend=True)
     runtime.model.register_forward_hook(_end(runtime), prepend=True, always_call=True)
 
     # Never the model itself, which encloses units or is one: else its hooks would run before _begin.
     def add_reader(index: int, module: nn.Module) -> None:
-        _Calls(runtime, index, module, by_autocast[index], reader=True)
+        calls.append(_Calls(runtime, index, module, by_autocast[index], reader=True))
 
     runtime.add_reader = add_reader
 
@@ -42,7 +44,7 @@ def add_hooks(runtime: Runtime) -> None:
         module.register_forward_hook(_AfterEnclosing(runtime))
 
 
-def _begin(runtime: Runtime) -> Any:
+def _begin(runtime: Runtime, calls: list[_Calls]) -> Any:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def begin(module: nn.Module, args: Any) -> None:
         runtime.refuse_inside_full_params("a forward")
@@ -57,6 +59,9 @@ def _begin(runtime: Runtime) -> Any:
         if not _C.in_backward():
             runtime.one_thread.begin("a forward")
             runtime.step_agreement.end_failed_backward()
+            if any(each.open for each in calls) and not is_inside_itself(runtime.model):
+                for each in calls:  # of a forward that KeyboardInterrupt has ended
+                    each.open.clear()
         runtime.begin_forward()
 
     return begin
@@ -104,7 +109,7 @@ class _Calls:
         self, runtime: Runtime, index: int, module: nn.Module, autocast: torch.dtype | None, reader: bool
     ) -> None:
         self._runtime, self._index, self._autocast, self._reader = runtime, index, autocast, reader
-        self._open: list[tuple[_C.Call, CallInputs]] = []
+        self.open: list[tuple[_C.Call, CallInputs]] = []
         # Hooks prepended after fully_shard run before FSDP2's. So the engine issues the operations of a skipped unit
         # before FSDP2 can block the host. The same holds in a backward, because we watch inputs inside of FSDP2's hook
         # on them.
@@ -121,7 +126,7 @@ class _Calls:
             _refuse_other_casts(runtime, index, self._autocast)
         runtime.end_failed_backward()
         runtime.engine.before_forward(index, self._reader)
-        self._open.append((_C.Call(self._reader, bool(self._open)), CallInputs()))
+        self.open.append((_C.Call(self._reader, bool(self.open)), CallInputs()))
         if not self._reader and runtime.units[index].host and _C.in_backward() and torch.is_grad_enabled():
             _refuse_second_recomputation(runtime, index)
         runtime.weights[index].begin_call(self._reader)
@@ -133,7 +138,7 @@ class _Calls:
             return None
         if self._runtime.ranks.tensor_mesh is not None:
             args, kwargs = map_tensors((args, kwargs), arrived)
-        call, call_inputs = self._open[-1]
+        call, call_inputs = self.open[-1]
         # Runs before the engine frees the weights, which a checkpoint inside the module may have changed once more.
         before_end: Any = None if call.nested else self._end_in_backward
 
@@ -146,10 +151,10 @@ class _Calls:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
         runtime, index = self._runtime, self._index
-        if self._reader and not self._open:
+        if self._reader and not self.open:
             self._read_in_backward(output)
             return None
-        opened = self._open.pop() if self._open else None
+        opened = self.open.pop() if self.open else None
         runtime.weights[index].end_call()
         runtime.engine.after_forward(index, self._reader)
         if opened is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -43,9 +43,10 @@ def map_tensors(value: Any, change: TensorMap) -> Any:
 def _rebuilt(value: Any, make: Callable[[Any], Any], content: Any) -> Any:
     """Returns `make(content)` in place of `value`, or the value if its class is made in a way of its own."""
     try:
-        return make(content)
+        made = make(content)
     except TypeError:
         return value
+    return made if len(made) == len(content) else value
 
 
 def _map_fields(value: Any, change: TensorMap) -> Any:
@@ -53,18 +54,25 @@ def _map_fields(value: Any, change: TensorMap) -> Any:
     mapping = isinstance(value, Mapping)
     names = list(value.keys()) if mapping else [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
     read = value.__getitem__ if mapping else value.__getattribute__
-    changed = {name: new for name in names if (new := map_tensors(read(name), change)) is not read(name)}
+    entries = {name: read(name) for name in names}
+    changed = {name: new for name, old in entries.items() if (new := map_tensors(old, change)) is not old}
     if not changed:
         return value
-    if mapping and not isinstance(value, MutableMapping):
-        return _rebuilt(value, type(value), {**value, **changed})
-    if not mapping and value.__dataclass_params__.frozen:
+    if mapping:
+        return _with_entries(value, changed)
+    if value.__dataclass_params__.frozen:
         value = copy.copy(value)
     for name, new in changed.items():
-        if mapping:
+        object.__setattr__(value, name, new)  # a frozen dataclass too
+    return value
+
+
+def _with_entries(value: Any, entries: dict[Any, Any]) -> Any:
+    try:
+        for name, new in entries.items():
             value[name] = new
-        else:
-            object.__setattr__(value, name, new)  # a frozen dataclass too
+    except (TypeError, RuntimeError):  # it is read-only, or locked
+        return _rebuilt(value, type(value), {**value, **entries})
     return value
 
 

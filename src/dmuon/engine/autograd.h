@@ -28,7 +28,8 @@ inline constexpr const char* kLeavingBackward = "DmuonLeavingBackward";
 /// Returns tensors equal to `inputs`. The gradient of each passes through a node; the first of
 /// these nodes in a backward calls `callback`. Autograd runs later nodes first, and accumulation
 /// before all. So all gradients of the consumers of these inputs have been accumulated when
-/// `callback` runs.
+/// `callback` runs, if they were called in the thread that calls this: each thread counts its
+/// nodes.
 std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& inputs,
                                                 std::function<void()> callback);
 
