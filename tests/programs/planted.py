@@ -58,15 +58,15 @@ PYTHON = (
     Planted(
         "dicts_not_entered",
         RUNNING + "structures.py",
-        "if isinstance(value, Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):",
-        "if dataclasses.is_dataclass(value) and not isinstance(value, type):",
+        "if isinstance(value, Mapping) or is_record else value",
+        "if is_record else value",
         "A block that returns a dict is not watched: its backward reads freed weights.",
     ),
     Planted(
         "dataclasses_not_entered",
         RUNNING + "structures.py",
-        "if isinstance(value, Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):",
-        "if isinstance(value, Mapping):",
+        "if isinstance(value, Mapping) or is_record else value",
+        "if isinstance(value, Mapping) else value",
         "A block that returns a dataclass is not watched: its backward reads freed weights.",
     ),
     Planted(

@@ -227,8 +227,8 @@ ENGINE = (
     Planted(
         "update_without_the_factor",
         MUON_STEP,
-        ".gradient_factor = gradient_factor};",
-        ".gradient_factor = {}};",
+        "stored.gradient_factor = gradient_factor;",
+        "stored.gradient_factor = {};",
         "Gradients are clipped for those who read them, but momenta take them as they were.",
     ),
     Planted(

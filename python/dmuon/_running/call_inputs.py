@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from dmuon import _C
 from dmuon._running.structures import computed_tensors, map_tensors, tensors_requiring_grad
@@ -89,6 +90,6 @@ def _take_change(module: str, given: torch.Tensor, watched: torch.Tensor) -> boo
             f"dmuon: '{module}' has changed an input in place, {what}. Expected: a change of a copy, such as x = x + y "
             "in place of x += y."
         )
-    with torch.autograd._unsafe_preserve_version_counter(given):  # nothing is written that the call has saved
+    with _unsafe_preserve_version_counter(given):  # nothing is written that the call has saved
         _Changed.apply(given, watched)  # type: ignore[no-untyped-call]
     return True
