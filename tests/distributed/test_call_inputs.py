@@ -95,7 +95,7 @@ def sets(block: Block, entries: dict[str, torch.Tensor]) -> None:
 
 
 def writes_a_leaf(block: Block, entries: dict[str, torch.Tensor]) -> None:
-    """Whose hooks would outlive the step."""
+    """A hook on this leaf would outlive the step."""
     entries["bias"] = block.down.bias
     entries["x"] = entries["x"] + block.computed(entries["x"])
 
@@ -126,7 +126,7 @@ def with_outputs(model: Model, x: torch.Tensor) -> torch.Tensor:
 
 
 def of_other_views(model: Model, x: torch.Tensor) -> torch.Tensor:
-    """The blocks change the memory of a tensor of which the caller uses another view."""
+    """The caller uses one view of a tensor, and the blocks change another one."""
     for block in model.blocks:
         block(x[:2])
     return x * torch.cat([x[1:], x[:1]])

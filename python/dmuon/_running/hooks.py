@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from dmuon import _C
 from dmuon._running.call_inputs import CallInputs
+from dmuon._running.hook_of_model import HookOfModel
 from dmuon._running.readers import explain_mixed, is_inside_itself
 from dmuon._running.runtime import Runtime
 from dmuon._running.structures import (
@@ -39,9 +40,13 @@ def add_hooks(runtime: Runtime) -> None:
 
     runtime.add_reader = add_reader
 
-    # They may read weights, and never become readers (UnitReaders).
+    # They may read weights, and never become readers (UnitReaders). Pickled, they leave it to the weights to refuse.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def after_enclosing(module: nn.Module, args: Any, output: Any) -> None:
+        _expect_same_weights(runtime, runtime.last_met, output)
+
     for module in runtime.enclosing - {runtime.model, *(module for unit in runtime.units for module in unit.modules)}:
-        module.register_forward_hook(_AfterEnclosing(runtime))
+        module.register_forward_hook(HookOfModel(after_enclosing))
 
 
 def _begin(runtime: Runtime, calls: list[_Calls]) -> Any:
@@ -82,21 +87,6 @@ def _end(runtime: Runtime) -> Any:
             _expect_same_weights(runtime, read, output)
 
     return end
-
-
-class _AfterEnclosing:
-    """The hook of a module around units. Pickling it passes on to the weights, which refuse by name."""
-
-    def __init__(self, runtime: Runtime | None = None) -> None:
-        self._runtime = runtime
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._runtime is not None:
-            _expect_same_weights(self._runtime, self._runtime.last_met, output)
-
-    def __reduce__(self) -> Any:
-        return _AfterEnclosing, ()
 
 
 class _Calls:

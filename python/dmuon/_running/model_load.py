@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn as nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
+from dmuon._running.hook_of_model import HookOfModel
 from dmuon._running.runtime import Runtime
 from dmuon._saving.fits import form, misfit
 from dmuon._setup.agreement import agreement
@@ -49,7 +50,7 @@ class ModelLoad:
         # A load of the model, or of a module around it, has a prefix for the model, and torch's list of errors.
         self._prefix, self._errors = "", list[str]()
         parts = [module for module in model.modules() if module is not model and module._parameters]
-        of_part = _PartsHook(self._before_load_of_module)
+        of_part = HookOfModel(self._before_load_of_module)
         self._hooks = {part: part.register_load_state_dict_pre_hook(of_part).id for part in parts}
         self._hooks[model] = model.register_load_state_dict_pre_hook(self._before_load).id
         handle = model.register_load_state_dict_post_hook(self._after_load)
@@ -197,21 +198,6 @@ class ModelLoad:
                 raise ValueError(problems[0])
         state_dict.update(stand_ins)
         return taken
-
-
-class _PartsHook:
-    """The hook of each module inside the model. A copy of a module without matrices has one that does nothing."""
-
-    def __init__(self, method: Callable[..., None] | None = None) -> None:
-        self._method = method
-
-    def __call__(self, *args: Any) -> None:
-        if self._method is not None:
-            self._method(*args)
-
-    def __reduce__(self) -> Any:
-        """Leaves out the method, because the model belongs to it."""
-        return _PartsHook, ()
 
 
 def _refuse_keys(missing: list[str], unknown: list[str]) -> None:
