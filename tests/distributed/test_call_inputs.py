@@ -202,8 +202,18 @@ def no_blocks(model: nn.Module) -> list[nn.Module]:
     return []
 
 
-def trained(s: Session, call: Callable[..., Any], use: Callable[..., torch.Tensor], units: Any = None) -> None:
-    s.start(Model(call, use), units=units)
+def reads_weights(block: nn.Module, inputs: Any) -> Any:
+    """A pre-hook, whose backward comes after that of the block's own operations."""
+    return inputs[0] * block.down.weight.square().mean()
+
+
+def trained(
+    s: Session, call: Callable[..., Any], use: Callable[..., torch.Tensor], units: Any = None, hook: Any = None
+) -> None:
+    model = Model(call, use)
+    for block in model.blocks if hook else ():
+        block.register_forward_pre_hook(hook)
+    s.start(model, units=units)
     s.train(0, 1, 2)
 
 
@@ -234,6 +244,9 @@ def trained(s: Session, call: Callable[..., Any], use: Callable[..., torch.Tenso
         ((1,), REPLICATED, {"call": looks_at, "use": beside_a_branch}),
         ((2, 2), AHEAD, {"call": calls_itself, "use": one_after_the_other}),
         ((4,), KEPT, {"call": calls_itself, "use": one_after_the_other, "units": blocks_of}),
+        ((2, 2), AHEAD, {"call": looks_at, "use": one_after_the_other, "hook": reads_weights}),
+        ((4,), AHEAD, {"call": looks_at, "use": one_after_the_other, "hook": reads_weights, "units": blocks_of}),
+        ((1,), AHEAD, {"call": looks_at, "use": one_after_the_other, "hook": reads_weights}),
     ],
 )
 def test_what_a_call_writes_has_its_gradients(ranks, mesh, schedule, kind):

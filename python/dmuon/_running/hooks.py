@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -103,8 +104,8 @@ class _Calls:
         # Hooks prepended after fully_shard run before FSDP2's. So the engine issues the operations of a skipped unit
         # before FSDP2 can block the host. The same holds in a backward, because we watch inputs inside of FSDP2's hook
         # on them.
+        _register_behind_fsdp(module, self._watch_inputs)
         module.register_forward_pre_hook(self._before, prepend=True)
-        module.register_forward_pre_hook(self._watch_inputs, with_kwargs=True)
         module.register_forward_hook(self._after, prepend=True, always_call=True)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -205,6 +206,16 @@ class _Calls:
         _refuse_changed_weights(runtime, runtime.units[self._index].label, version)
         if not self._reader:
             runtime.weights[self._index].show_weights()
+
+
+def _register_behind_fsdp(module: nn.Module, hook: Callable[..., Any]) -> None:
+    """Registers a pre-hook that runs behind FSDP2's, and before those of users, which may read weights too."""
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+    hooks = module._forward_pre_hooks
+    *others, _ = hooks
+    of_fsdp2 = [each for each in others if "torch.distributed.fsdp" in getattr(hooks[each], "__module__", "")]
+    for user in others[others.index(of_fsdp2[-1]) + 1 if of_fsdp2 else 0 :]:
+        hooks.move_to_end(user)
 
 
 def _expect_same_weights(runtime: Runtime, read: int | None, output: Any) -> None:
