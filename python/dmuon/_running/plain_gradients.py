@@ -37,6 +37,7 @@ class _Backward:
     parameters: list[torch.Tensor] = dataclasses.field(default_factory=list)  # in one order on all ranks
     large: list[torch.Tensor] = dataclasses.field(default_factory=list)  # not sent yet; the last one is next
     came: dict[torch.Tensor, int] = dataclasses.field(default_factory=dict)  # after so many triggers
+    sent: dict[torch.Tensor, torch.Tensor | None] = dataclasses.field(default_factory=dict)  # `.grad`, set aside
     late: dict[torch.Tensor, torch.Tensor] = dataclasses.field(default_factory=dict)  # what came after it was sent
     has: dict[torch.Tensor, bool] = dataclasses.field(default_factory=dict)  # of those sent: this rank has a gradient
     means: dict[torch.Tensor, torch.Tensor] = dataclasses.field(default_factory=dict)  # [elements], in messages
@@ -107,7 +108,7 @@ class PlainGradients:
 
     def add(self, parameters: Iterable[torch.Tensor], is_agreed: bool) -> None:
         """Adds the plain parameters of a group of AdamW's. `is_agreed` is as for `PlainParameters.add`."""
-        arrives, arrived = weakref.WeakMethod(self._arrives), weakref.WeakMethod(self._arrived)
+        arrived = weakref.WeakMethod(self._arrived)
         for parameter in parameters:
             if parameter in self._added or self._ranks.num_slots == self._scale == 1:
                 continue
@@ -120,9 +121,6 @@ class PlainGradients:
                 # micro-steps, norms and momentum all have one size.
                 if self._scale != 1:
                     parameter.register_hook(functools.partial(torch.mul, other=self._scale))
-                for large in _large_of([parameter]):  # others leave when all have come
-                    of = weakref.ref(large)
-                    parameter.register_hook(lambda gradient, of=of: _call(arrives, of(), gradient))
                 parameter.requires_grad_(is_trainable)
 
     def has_open(self) -> bool:
@@ -166,6 +164,10 @@ class PlainGradients:
         """
         backward, self._backward = self._backward or self._begin(), None
         backward.raised = raised
+        for parameter, sent in backward.sent.items():
+            if (late := parameter.grad) is not None:
+                backward.late[parameter] = late
+            parameter.grad = sent if late is None else late if sent is None else sent + late
         try:
             if self._added.agree():
                 self._list(backward)
@@ -213,7 +215,7 @@ class PlainGradients:
             if ranks >= 1 and parameter not in backward.late:
                 self._give(parameter, backward.means[parameter])
         for parameter, late in backward.late.items():
-            parameter.grad = late.add_(backward.means[parameter].view(late.shape))  # unmarked, so that it is averaged
+            parameter.grad = late + backward.means[parameter].view(late.shape)  # unmarked, so that it is averaged
 
     def _wait_for(self, backward: _Backward) -> None:
         if backward.works:
@@ -242,12 +244,6 @@ class PlainGradients:
         in_order = sorted(reversed(_large_of(backward.parameters)), key=lambda p: places.get(p, _NEVER))
         backward.large = [parameter for parameter in reversed(in_order) if parameter not in backward.means]
 
-    def _arrives(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Notes a gradient that autograd is about to accumulate, if it comes after the parameter's message."""
-        if (backward := self._backward) is not None and parameter in backward.means:
-            earlier = backward.late.get(parameter)
-            backward.late[parameter] = gradient.detach().clone() if earlier is None else earlier + gradient.detach()
-
     def _arrived(self, parameter: torch.Tensor) -> None:
         """Notes that autograd has accumulated a gradient."""
         creates_graph = torch.is_grad_enabled()
@@ -263,7 +259,9 @@ class PlainGradients:
     def _send_early(self, num_crossed: int) -> None:
         backward, places = self._backward or self._begin(), self._places or {}
         while backward.large and places.get(backward.large[-1], _NEVER) <= num_crossed:
+            parameter = backward.large[-1]
             self._send_large(backward)
+            backward.sent[parameter], parameter.grad = parameter.grad, None  # so that what comes late is alone
 
     def _send_places(self, backward: _Backward) -> None:
         """Finds places, with the last message of a backward.
