@@ -45,12 +45,13 @@ class Model {
   at::Tensor use(UnitIndex unit, const at::Tensor& input, double scale) {
     engine_.before_forward(unit);
     const bool training = c10::GradMode::is_enabled();
-    at::Tensor output = training ? engine_.watch_inputs(unit, {input})[0] : input;
+    const auto call = std::make_shared<Call>();
+    at::Tensor output = training ? engine_.watch_inputs(unit, {input}, call, {})[0] : input;
     for (const at::Tensor& parameter : parameters_[unit]) {
       output = output.add(parameter.square().sum(), scale / 2);
     }
     engine_.after_forward(unit);
-    if (training) engine_.watch_outputs(unit, {output});
+    if (training) engine_.watch_outputs(unit, {output}, call);
     return output;
   }
 

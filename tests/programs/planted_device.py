@@ -8,6 +8,7 @@ LANE = "src/dmuon/wire/lane.cpp"
 AUTOGRAD = "src/dmuon/engine/autograd.cpp"
 BUFFER = "src/dmuon/wire/buffer.cpp"
 ENGINE = "src/dmuon/engine/engine.cpp"
+STEP = "src/dmuon/engine/step.cpp"
 EXECUTOR_UPDATE = "src/dmuon/engine/executor_update.cpp"
 EXECUTOR_H = "src/dmuon/engine/executor.h"
 UNIT = "src/dmuon/engine/unit.cpp"
@@ -70,7 +71,7 @@ DEVICE = (
     ),
     Planted(
         "flag_of_a_late_update_freed_early",
-        ENGINE,
+        STEP,
         "  if (options_.step.late_updates) forget.release();\n",
         "",
         "Compute takes the memory of the flag that says if the step applies, before the lane has read it.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planted_change import Planted
 
 ENGINE_CPP = "src/dmuon/engine/engine.cpp"
+STEP = "src/dmuon/engine/step.cpp"
 EXECUTOR = "src/dmuon/engine/executor.cpp"
 PEER_EXCHANGE = "src/dmuon/wire/peer_exchange.cpp"
 ROUTE = "src/dmuon/wire/route.cpp"
@@ -131,7 +132,7 @@ ENGINE = (
     ),
     Planted(
         "zero_is_none",
-        ENGINE_CPP,
+        STEP,
         "    executor_.zero_gradient(part);\n",
         "    executor_.clear_gradient(part);\n",
         "Gradients that were set to zero are none: weights do not decay, and momenta do not go on.",
@@ -152,15 +153,15 @@ ENGINE = (
     ),
     Planted(
         "owed_backward_adds_to_old",
-        ENGINE_CPP,
+        STEP,
         "    verdict_.reset();\n    take_new_gradients();\n",
         "    verdict_.reset();\n",
         "zero_grad before a step of dropped forwards alone is not heard: the last step's gradients are used again.",
     ),
     Planted(
         "owed_backward_gives_nothing",
-        ENGINE_CPP,
-        "    resolver_.run_owed_backward();\n    give_placeholder_gradients();\n",
+        STEP,
+        "    resolver_.run_owed_backward();\n    placeholders_.give_gradients();\n",
         "    resolver_.run_owed_backward();\n",
         "An owner that ran no backward, where others did, does not update what it owns.",
     ),
@@ -176,8 +177,8 @@ ENGINE = (
     Planted(
         "placeholders_keep_gradients",
         ENGINE_CPP,
-        "      accumulate_into(unit(index).parameter(i), placeholders_.at(leaves[i].index));\n",
-        "      (void)i;\n",
+        "    placeholders_.accumulate(leaves[i].index, unit(index).parameter(i));\n",
+        "    (void)i;\n",
         "Gradients of weights that a placeholder gave to an operation never reach their owners.",
     ),
     Planted(

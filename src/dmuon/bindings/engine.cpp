@@ -173,8 +173,13 @@ void add_construction(EngineClass& engine) {
            py::arg_v("to_local", engine::Unit::ToLocal(), "..."), no_gil)
       .def("owned", &Engine::owned, kInside)
       .def("transfers", &Engine::transfers, kInside)
-      .def("set_placeholders", &Engine::set_placeholders, py::arg("placeholders"),
-           py::arg("gradients"));
+      .def(
+          "set_placeholders",
+          [](Engine& e, engine::Placeholders::Tensors placeholders,
+             engine::Placeholders::Tensors gradients) {
+            e.placeholders().set(std::move(placeholders), std::move(gradients));
+          },
+          py::arg("placeholders"), py::arg("gradients"));
 }
 
 void add_hooks(EngineClass& engine) {

@@ -161,9 +161,9 @@ bool creates_graph() { return in_backward() && c10::GradMode::is_enabled(); }
 bool keeps_graph() { return in_backward() && torch::autograd::get_current_graph_task_keep_graph(); }
 
 void on_gradient_of(const at::Tensor& output, std::function<void()> callback) {
-  callback = as_torch_errors(std::move(callback));
-  output.register_hook([callback](const at::Tensor& /*gradient*/) { callback(); });
   on_skipped_gradient(output, callback);
+  output.register_hook([callback = as_torch_errors(std::move(callback))](
+                           const at::Tensor& /*gradient*/) { callback(); });
 }
 
 void on_skipped_gradient(const at::Tensor& output, std::function<void()> callback) {

@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -18,6 +17,7 @@
 #include "dmuon/engine/offload.h"
 #include "dmuon/engine/open_uses.h"
 #include "dmuon/engine/other_gradients.h"
+#include "dmuon/engine/placeholders.h"
 #include "dmuon/engine/transfers.h"
 #include "dmuon/schedule/resolver.h"
 
@@ -76,10 +76,8 @@ class Engine : private schedule::Performer {
   /// True if the unit's weights may be read.
   bool ready(core::UnitIndex unit) const { return resolver_.ready(unit); }
 
-  /// Sets the placeholders that the user sees, and those of their gradients, which become `.grad`
-  /// at the end of each backward. A placeholder without `.grad` has a cleared gradient.
-  void set_placeholders(core::Vector<core::LeafIndex, at::Tensor> placeholders,
-                        core::Vector<core::LeafIndex, at::Tensor> gradients);
+  /// What the user sees of the gradients. Comes before bind().
+  Placeholders& placeholders() { return placeholders_; }
 
   const layout::Parameters& parameters() const { return executor_.parameters(); }
   const layout::Leaves& leaves() const { return executor_.leaves(); }
@@ -102,18 +100,17 @@ class Engine : private schedule::Performer {
   /// @throws CommError or InvalidArgument, on all ranks, if one has come to something else.
   void meet(const std::string& call);
 
-  // Triggers, from module hooks. A call of a module has one Call for its inputs and outputs.
-  // Without one it is of the unit's own module, and nothing says that its backward is over. That
-  // end calls `before_end` first.
+  // Triggers, from module hooks. A call of a module has one Call for its inputs and outputs. The
+  // end of its backward calls `before_end` first, if any.
   void begin_forward();  ///< the model's own
   void end_forward();
   void before_forward(core::UnitIndex unit, bool reader = false);
   void after_forward(core::UnitIndex unit, bool reader = false);
   std::vector<at::Tensor> watch_inputs(core::UnitIndex unit, const std::vector<at::Tensor>& inputs,
-                                       const std::shared_ptr<Call>& call = nullptr,
-                                       std::function<void()> before_end = {});
+                                       const std::shared_ptr<Call>& call,
+                                       std::function<void()> before_end);
   void watch_outputs(core::UnitIndex unit, const std::vector<at::Tensor>& outputs,
-                     const std::shared_ptr<Call>& call = nullptr);
+                     const std::shared_ptr<Call>& call);
   void watch_root_outputs(const std::vector<at::Tensor>& outputs);
 
   /// Takes the unit's packed weights for new masters, because a module has changed them while it
@@ -162,7 +159,7 @@ class Engine : private schedule::Performer {
   /// Sets of how many numbers each agreement finds the largest over all ranks; 0 at first. Drops
   /// the verdict. All ranks do the same, between steps.
   void set_num_maxima(int num_maxima);
-  bool agreed() const { return verdict_ && kept_ == kept(); }
+  bool agreed() const { return verdict_ && kept_ == placeholders_.kept(); }
   /// Gradients that only the host knows have been cleared.
   void forget_verdict() { verdict_.reset(); }
 
@@ -249,8 +246,8 @@ class Engine : private schedule::Performer {
   std::int64_t next_comparison();
   void require_all_at(const std::array<std::int64_t, 4>& here, const std::string& what);
   void serve(schedule::Moment moment, core::UnitIndex unit) { resolver_.serve({moment, unit}); }
-  void before_backward(core::UnitIndex unit, Call* call);
-  void after_backward(core::UnitIndex unit, Call* call);
+  void before_backward(core::UnitIndex unit, Call& call);
+  void after_backward(core::UnitIndex unit, Call& call);
   void open_forward(bool whole);
   void enter(const char* pass);
   void open_backward();
@@ -261,18 +258,12 @@ class Engine : private schedule::Performer {
   void take_turn();
   bool backward_is_open() const;
   void end_backward();
-  void give_placeholder_gradients();
+  void close_backward(bool raised);
   void take_new_gradients();
-  bool cleared() const;
-  void note_cleared(const core::Vector<core::LeafIndex, bool>& held);
-  core::Vector<core::LeafIndex, bool> kept() const;
   int num_host_shards() const { return layout().num_slots() / options_.host_replicates; }
 
   EngineOptions options_;
   Executor executor_;
-  core::Vector<core::LeafIndex, at::Tensor> placeholders_;
-  core::Vector<core::LeafIndex, at::Tensor> placeholder_gradients_;
-
   schedule::Resolver resolver_;
   std::vector<std::string> removed_;  // owned tensors, while an update may read their names
   std::weak_ptr<bool> backward_;      // alive while the backward that opened the pass is
@@ -285,15 +276,14 @@ class Engine : private schedule::Performer {
   Transfers transfers_;
   Offload offload_{&executor_};
   HostSums host_sums_;
+  Placeholders placeholders_;
   std::int64_t num_compared_ = 0;
   std::function<void()> before_end_;
   OtherGradients others_;
   std::string no_backward_;  // why, if none may begin
   GradientNorms norms_;
   std::optional<Verdict> verdict_;
-  core::Vector<core::LeafIndex, bool> kept_;  // when the verdict was found
-  std::set<core::ParameterIndex> cleared_;    // see note_cleared(), since the last message
-  std::set<core::LeafIndex> given_;  // whose placeholders have had a gradient since a clear
+  Placeholders::PerLeaf kept_;  // when the verdict was found
   std::map<std::string, double> seconds_;
 };
 

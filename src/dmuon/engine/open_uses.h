@@ -29,17 +29,17 @@ class OpenUses {
 
   /// The backward of a call begins. Returns false if it has begun before.
   /// @param number  of the whole backward, from 1.
-  bool begin_backward(core::UnitIndex unit, Call* call, std::int64_t number) {
-    if (call->backward == number) return false;
-    call->backward = number;
-    if (call->reader || call->has_end) ++of(*call)[unit];
+  bool begin_backward(core::UnitIndex unit, Call& call, std::int64_t number) {
+    if (call.backward == number) return false;
+    call.backward = number;
+    if (call.reader || call.has_end) ++of(call)[unit];
     return true;
   }
   /// The backward of a call ends. A call of another whole backward counts for nothing.
-  void end_backward(core::UnitIndex unit, Call* call, std::int64_t number) {
-    if (call->backward != number) return;
-    call->backward = 0;
-    --of(*call)[unit];
+  void end_backward(core::UnitIndex unit, Call& call, std::int64_t number) {
+    if (call.backward != number) return;
+    call.backward = 0;
+    --of(call)[unit];
   }
 
   /// True if a call is open, or the backward of a reader's: a use that readers share goes on.
