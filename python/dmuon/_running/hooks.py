@@ -27,17 +27,15 @@ from dmuon._running.structures import (
 def add_hooks(runtime: Runtime) -> None:
     """Hooks the model and the modules of its units, for as long as they live."""
     by_autocast = [_dtype_of_autocast(runtime, index) for index in range(len(runtime.units))]
-    calls = [
-        _Calls(runtime, index, module, by_autocast[index], reader=len(unit.modules) > 1)
-        for index, unit in enumerate(runtime.units)
-        for module in unit.modules
-    ]
-    runtime.model.register_forward_pre_hook(_begin(runtime, calls), prepend=True)
+    for index, unit in enumerate(runtime.units):
+        for module in unit.modules:
+            _Calls(runtime, index, module, by_autocast[index], reader=len(unit.modules) > 1)
+    runtime.model.register_forward_pre_hook(_begin(runtime), prepend=True)
     runtime.model.register_forward_hook(_end(runtime), prepend=True, always_call=True)
 
     # Never the model itself, which encloses units or is one: else its hooks would run before _begin.
     def add_reader(index: int, module: nn.Module) -> None:
-        calls.append(_Calls(runtime, index, module, by_autocast[index], reader=True))
+        _Calls(runtime, index, module, by_autocast[index], reader=True)
 
     runtime.add_reader = add_reader
 
@@ -50,7 +48,7 @@ def add_hooks(runtime: Runtime) -> None:
         module.register_forward_hook(HookOfModel(after_enclosing))
 
 
-def _begin(runtime: Runtime, calls: list[_Calls]) -> Any:
+def _begin(runtime: Runtime) -> Any:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def begin(module: nn.Module, args: Any) -> None:
         runtime.refuse_inside_full_params("a forward")
@@ -60,14 +58,11 @@ def _begin(runtime: Runtime, calls: list[_Calls]) -> Any:
             raise ValueError(
                 "dmuon: a gradient of torch.func, whose result belongs to a graph, under fully_shard: FSDP2 gives "
                 "wrong gradients of gradients. Expected: dmuon without fully_shard, and dedicate_params(..., "
-                "reshard_after_forward=False); or the gradient under torch.no_grad()."
+                "reshard_after_forward=False); or the gradient under torch.no_grad(), with reshard_after_forward=False."
             )
-        if not _C.in_backward():
+        if not _C.in_backward() and not is_inside_itself(runtime.model):
             runtime.one_thread.begin("a forward")
             runtime.step_agreement.end_failed_backward()
-            if any(each.open for each in calls) and not is_inside_itself(runtime.model):
-                for each in calls:  # of a forward that KeyboardInterrupt has ended
-                    each.open.clear()
         runtime.begin_forward()
 
     return begin
@@ -79,7 +74,8 @@ def _end(runtime: Runtime) -> Any:
         if not _C.in_backward():
             if runtime.one_thread.is_held_by_another():
                 return  # this thread's forward was refused, and the other's goes on
-            runtime.one_thread.end()
+            if not is_inside_itself(runtime.model):
+                runtime.one_thread.end()
         read = runtime.last_met  # by an operation
         explain_mixed(runtime)
         runtime.end_forward()
@@ -100,7 +96,7 @@ class _Calls:
         self, runtime: Runtime, index: int, module: nn.Module, autocast: torch.dtype | None, reader: bool
     ) -> None:
         self._runtime, self._index, self._autocast, self._reader = runtime, index, autocast, reader
-        self.open: list[tuple[_C.Call, CallInputs]] = []
+        self._open: list[tuple[_C.Call, CallInputs]] = []
         # Hooks prepended after fully_shard run before FSDP2's. So the engine issues the operations of a skipped unit
         # before FSDP2 can block the host. The same holds in a backward, because we watch inputs inside of FSDP2's hook
         # on them.
@@ -116,11 +112,19 @@ class _Calls:
         if self._autocast is not None:
             _refuse_other_casts(runtime, index, self._autocast)
         runtime.end_failed_backward()
+        if self._open and not _C.in_backward() and not is_inside_itself(module):
+            self._open.clear()  # an interrupt has ended their forward
         runtime.engine.before_forward(index, self._reader)
-        self.open.append((_C.Call(self._reader, bool(self.open)), CallInputs()))
+        self._open.append((_C.Call(self._reader, self._is_nested()), CallInputs()))
         if not self._reader and runtime.units[index].host and _C.in_backward() and torch.is_grad_enabled():
             _refuse_second_recomputation(runtime, index)
         runtime.weights[index].begin_call(self._reader)
+
+    def _is_nested(self) -> bool:
+        """True if the call that begins is inside of another one, or a recomputation inside of such a call's backward."""
+        weights = self._runtime.weights[self._index]
+        recomputes = _C.in_backward() and torch.is_grad_enabled()
+        return bool(self._open) or (recomputes and weights.is_in_backward and not self._reader)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _watch_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -129,12 +133,11 @@ class _Calls:
             return None
         if self._runtime.ranks.tensor_mesh is not None:
             args, kwargs = map_tensors((args, kwargs), arrived)
-        call, call_inputs = self.open[-1]
-        # Runs before the engine frees the weights, which a checkpoint inside the module may have changed once more.
-        before_end: Any = None if call.nested else self._end_in_backward
+        call, call_inputs = self._open[-1]
 
         def watch(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-            return self._runtime.engine.watch_inputs(self._index, inputs, call, before_end)
+            # The end comes before the engine frees the weights, which a checkpoint inside the module may have changed.
+            return self._runtime.engine.watch_inputs(self._index, inputs, call, self._end_in_backward)
 
         return call_inputs.watched((args, kwargs), watch)
 
@@ -142,10 +145,10 @@ class _Calls:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
         runtime, index = self._runtime, self._index
-        if self._reader and not self.open:
+        if self._reader and not self._open:
             self._read_in_backward(output)
             return None
-        opened = self.open.pop() if self.open else None
+        opened = self._open.pop() if self._open else None
         runtime.weights[index].end_call()
         runtime.engine.after_forward(index, self._reader)
         if opened is None:
@@ -271,7 +274,7 @@ def _refuse_differentiated_parameters(model: nn.Module) -> None:
         raise ValueError(
             f"dmuon: torch.func.functional_call inside a transform of torch.func, such as grad, with '{name}' as its "
             "input, whose values are here inside of its module's calls alone. Expected: backward or "
-            "torch.autograd.grad. Transforms of the model's inputs are possible."
+            "torch.autograd.grad. Transforms of the model's inputs are possible, with reshard_after_forward=False."
         )
 
 

@@ -27,11 +27,11 @@ class UnitWeights:
         self._take_back = take_back
         self._num_calls = 0  # that are open
         self._error_before = 0  # which the caller handles
-        self._until_end_of_backward = False
+        self.is_in_backward = False  # until the end of the module's own, or of the whole
 
     def begin_call(self, reader: bool) -> None:
         """Puts the weights in. `reader`: the call is of one of several modules that read them."""
-        if not self._num_calls and not self._until_end_of_backward:
+        if not self._num_calls and not self.is_in_backward:
             self.begin_use()
             self._error_before = _handled_error()
         self._num_calls += 1
@@ -48,20 +48,20 @@ class UnitWeights:
 
     def end_backward(self) -> None:
         """Ends a use in a backward that no input of the unit ends."""
-        if self._until_end_of_backward:
+        if self.is_in_backward:
             self.take_back_changes()
 
     def show_weights(self) -> None:
         """Puts the weights in, in a backward until its end."""
-        if not self._num_calls and not self._until_end_of_backward:
+        if not self._num_calls and not self.is_in_backward:
             self.begin_use()
         for place in self.places:
             place.show_weight()
         self._keep_in_backward()
 
     def _keep_in_backward(self) -> None:
-        if _C.in_backward() and not self._until_end_of_backward:
-            self._until_end_of_backward = True
+        if _C.in_backward() and not self.is_in_backward:
+            self.is_in_backward = True
             Variable._execution_engine.queue_callback(self.show_placeholders)
 
     def begin_use(self) -> None:
@@ -87,14 +87,14 @@ class UnitWeights:
         if self._num_calls == 1 and (_C.in_backward() or _handled_error() == self._error_before):
             self.take_back_changes()
         self._num_calls = max(self._num_calls - 1, 0)  # a call that raised may end without a beginning
-        if not self._until_end_of_backward and not self._num_calls:
+        if not self.is_in_backward and not self._num_calls:
             self.show_placeholders()
             for weight in self._weights:
                 weight.end_use()
 
     def show_placeholders(self) -> None:
         """Replaces weights by placeholders."""
-        self._until_end_of_backward = False
+        self.is_in_backward = False
         self._num_calls = 0
         for place in self.places:
             if place.state is State.WEIGHT:

@@ -167,6 +167,7 @@ def _drop_unused() -> None:
         groups = [group for group in shared.groups if group is not None]
         if not shared.users and not (groups and all(map(is_usable, groups))):
             _engine_groups.pop(key, None)
+            shared.mesh.release_turn()
 
 
 def _engine_key(ranks: Ranks) -> tuple[int, ...]:
@@ -194,6 +195,7 @@ def forget(members: Sequence[int]) -> None:
     for key in [key for key, shared in _engine_groups.items() if _is_of(shared.ranks, members)]:
         _over.append(_engine_groups.pop(key))
         mesh, ranks = _over[-1].mesh, _over[-1].ranks
+        mesh.release_turn()
         if ranks.device_type == "cpu":  # on devices the mesh's own groups are aborted, and not used again
             mesh.look_away()
         if failure := mesh.failure():  # a late update's may not have been raised yet

@@ -78,8 +78,7 @@ void init_parts(py::module_& module) {
       .def(py::init([](bool reader, bool nested) {
              return engine::Call{.reader = reader, .nested = nested};
            }),
-           py::arg("reader"), py::arg("nested"))
-      .def_readonly("nested", &engine::Call::nested);
+           py::arg("reader"), py::arg("nested"));
 
   py::class_<engine::HostSums>(module, "HostSums")
       .def("held", &engine::HostSums::held)
@@ -191,7 +190,7 @@ void add_hooks(EngineClass& engine) {
       .def("after_forward", &Engine::after_forward, py::arg("unit"), py::arg("reader") = false,
            no_gil)
       .def("watch_inputs", &Engine::watch_inputs, py::arg("unit"), py::arg("inputs"),
-           py::arg("call"), py::arg("before_end").none(true), no_gil)
+           py::arg("call"), py::arg("before_end"), no_gil)
       .def("watch_outputs", &Engine::watch_outputs, py::arg("unit"), py::arg("outputs"),
            py::arg("call"))
       .def("watch_root_outputs", &Engine::watch_root_outputs, py::arg("outputs"))

@@ -51,6 +51,7 @@ void init_wire(py::module_& module) {
       .def(
           "add_other", [](SharedMesh& mesh, Group group) { mesh.others->add(std::move(group)); },
           py::arg("group"))
+      .def("release_turn", [](SharedMesh& mesh) { mesh.turn->release(); })
       .def("look_away", [](SharedMesh& mesh) { mesh.watch->look_away(); })
       .def("failure", [](const SharedMesh& mesh) { return mesh.watch->failure(); })
       .def("raised", [](const SharedMesh& mesh) { mesh.watch->raised(); })

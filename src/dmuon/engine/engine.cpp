@@ -99,7 +99,9 @@ std::shared_ptr<Engine> Engine::make(EngineOptions options, wire::SharedMesh mes
   return {made.release(), [](Engine* engine) {
             std::shared_ptr<Engine> last(engine);
             const std::shared_ptr<wire::Turn> turn = engine->mesh().turn;
-            if (engine->resolver_.order().owes_forward()) turn->keep(engine, std::move(last));
+            const bool has_peers = engine->mesh().everyone.size() > 1;
+            if (has_peers && engine->resolver_.order().owes_forward())
+              turn->keep(engine, std::move(last));
           }};
 }
 
@@ -109,6 +111,7 @@ Engine::~Engine() { mesh().turn->give_up(this); }
 
 void Engine::open_forward(bool whole) {
   settle();
+  open_uses_.forget_calls();  // of a forward that an interrupt has ended
   executor_.profile().set_phase(Phase::kForward);
   const bool trains = c10::GradMode::is_enabled();
   if (!trains) ++num_evaluations_;
@@ -126,7 +129,6 @@ void Engine::enter(const char* pass) {
 // In a backward the model is recomputed, which is a part of that pass.
 void Engine::begin_forward() {
   if (in_backward()) return;
-  open_uses_.forget_calls();
   open_forward(/*whole=*/true);
 }
 
@@ -173,8 +175,9 @@ std::vector<at::Tensor> Engine::watch_inputs(core::UnitIndex index,
                                              const std::shared_ptr<Call>& call,
                                              std::function<void()> before_end) {
   call->has_end = true;
-  return before_leaving_backward(inputs, [this, index, call, before_end = std::move(before_end)] {
-    if (before_end) before_end();
+  return before_leaving_backward(inputs, [lives = weak_from_this().lock(), this, index, call,
+                                          before_end = std::move(before_end)] {
+    if (!call->nested) before_end();
     after_backward(index, *call);
   });
 }
@@ -182,7 +185,9 @@ std::vector<at::Tensor> Engine::watch_inputs(core::UnitIndex index,
 void Engine::watch_outputs(core::UnitIndex index, const std::vector<at::Tensor>& outputs,
                            const std::shared_ptr<Call>& call) {
   for (const at::Tensor& output : outputs) {
-    on_gradient_of(output, [this, index, call] { before_backward(index, *call); });
+    on_gradient_of(output, [lives = weak_from_this().lock(), this, index, call] {
+      before_backward(index, *call);
+    });
   }
 }
 
@@ -190,7 +195,7 @@ void Engine::watch_root_outputs(const std::vector<at::Tensor>& outputs) {
   // The root's outputs come first in the outermost backward: nested ones (reentrant checkpoints)
   // end earlier.
   for (const at::Tensor& output : outputs) {
-    on_gradient_of(output, [this] {
+    on_gradient_of(output, [lives = weak_from_this().lock(), this] {
       if (creates_graph()) return enter_second_order();
       open_backward();
     });

@@ -53,15 +53,16 @@ struct EngineOptions {
 /// Streams: the calling thread's current stream, and the lanes beside it. Threads: one at a time;
 /// the backward thread counts as the forward's continuation. Errors: CommError if a peer is lost;
 /// InvalidArgument, on all ranks, if ranks want different things.
-class Engine : private schedule::Performer {
+class Engine : private schedule::Performer, public std::enable_shared_from_this<Engine> {
  public:
   /// See Executor. Python makes engines by make().
   Engine(EngineOptions options, wire::SharedMesh mesh, const plan::Plan& plan,
          const std::vector<UnitSpec>& units, const layout::LeafSizes& sizes = {},
          const layout::Cuts& cuts = {});
   ~Engine() override;
-  /// Makes an engine that ranks may free at different times, as Python frees garbage. If its
-  /// forward still owes operations, it lives until another engine takes the turn.
+  /// Makes an engine that ranks may free at different times, as Python frees garbage. It lives as
+  /// long as a graph may run backwards through it and, if its forward still owes peers operations,
+  /// until another engine takes the turn.
   static std::shared_ptr<Engine> make(EngineOptions options, wire::SharedMesh mesh,
                                       const plan::Plan& plan, const std::vector<UnitSpec>& units,
                                       const layout::LeafSizes& sizes, const layout::Cuts& cuts);
@@ -101,7 +102,7 @@ class Engine : private schedule::Performer {
   void meet(const std::string& call);
 
   // Triggers, from module hooks. A call of a module has one Call for its inputs and outputs. The
-  // end of its backward calls `before_end` first, if any.
+  // end of its backward calls `before_end` first, unless the call is nested.
   void begin_forward();  ///< the model's own
   void end_forward();
   void before_forward(core::UnitIndex unit, bool reader = false);

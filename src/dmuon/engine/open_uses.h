@@ -47,7 +47,7 @@ class OpenUses {
   /// True if a hook will say that the unit's weights are not read any more.
   bool any(core::UnitIndex unit) const { return is_read(unit) || backwards_[unit] > 0; }
 
-  /// A forward begins outside of any call.
+  /// A pass begins with a forward.
   void forget_calls() { std::fill(calls_.begin(), calls_.end(), 0); }
   /// A whole backward begins.
   void forget_backwards() {

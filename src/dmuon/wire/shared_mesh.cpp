@@ -42,6 +42,10 @@ void Turn::keep(const void* holder, std::shared_ptr<void> last) {
   if (holder_ == holder) kept_ = std::move(last);
 }
 
+void Turn::release() {
+  const std::shared_ptr<void> last = std::exchange(kept_, nullptr);  // its end gives the turn up
+}
+
 void OtherGroups::add(Group group) {
   const std::scoped_lock lock(mutex_);
   groups_.push_back(std::move(group));

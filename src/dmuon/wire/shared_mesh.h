@@ -39,6 +39,9 @@ class Turn {
   /// Keeps the holder alive until another takes the turn. A no-op if another has the turn.
   void keep(const void* holder, std::shared_ptr<void> last);
 
+  /// Frees what is kept: nobody will take the turn.
+  void release();
+
  private:
   const void* holder_ = nullptr;
   std::function<void()> issue_rest_;
