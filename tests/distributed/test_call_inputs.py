@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch.nn as nn
 from models import VOCABULARY, batch, loss_of
 from refusals import REFUSED, Refusals, expect_refusal
 from scenario import Session, blocks_of, check
+from torch.utils.checkpoint import checkpoint
 from training import AHEAD, KEPT, REPLICATED
 
 import dmuon
@@ -114,6 +116,16 @@ def calls_itself(block: Block, x: torch.Tensor, times: int = 2) -> torch.Tensor:
     return block(x, times - 1) if times else x
 
 
+def checkpoints_itself(block: Block, x: torch.Tensor, times: int = 2) -> torch.Tensor:
+    x = x + block.computed(x)
+    return checkpoint(block, x, times - 1, use_reentrant=True) if times else x
+
+
+def asks(block: Block, x: torch.Tensor, question: Callable[[], torch.Tensor] | None = None) -> torch.Tensor:
+    found = torch.relu(block.up(x))
+    return block.down(found if question is None else found * question())
+
+
 def fills(block: Block, x: torch.Tensor, out: torch.Tensor) -> None:
     out += block.computed(x)
 
@@ -136,6 +148,20 @@ def one_after_the_other(model: Model, x: torch.Tensor) -> torch.Tensor:
     for block in model.blocks:
         x = block(x)
     return x
+
+
+def of_itself(model: Model, x: torch.Tensor, trains: bool) -> torch.Tensor:
+    """Inside of a call of its first block the model calls itself, and so this block too."""
+
+    def question() -> torch.Tensor:
+        outer, model.use = model.use, one_after_the_other
+        try:
+            with torch.set_grad_enabled(trains):
+                return model(batch(0)[:, :3]).square().mean()
+        finally:
+            model.use = outer
+
+    return one_after_the_other(model, model.blocks[0](x, question))
 
 
 def beside_a_branch(model: Model, x: torch.Tensor) -> torch.Tensor:
@@ -244,6 +270,12 @@ def trained(
         ((1,), REPLICATED, {"call": looks_at, "use": beside_a_branch}),
         ((2, 2), AHEAD, {"call": calls_itself, "use": one_after_the_other}),
         ((4,), KEPT, {"call": calls_itself, "use": one_after_the_other, "units": blocks_of}),
+        ((2, 2), AHEAD, {"call": asks, "use": partial(of_itself, trains=True)}),
+        ((4,), REPLICATED, {"call": asks, "use": partial(of_itself, trains=True)}),
+        ((2, 2), AHEAD, {"call": asks, "use": partial(of_itself, trains=False)}),
+        ((1,), REPLICATED, {"call": asks, "use": partial(of_itself, trains=False)}),
+        ((2, 2), AHEAD, {"call": checkpoints_itself, "use": one_after_the_other}),
+        ((1,), KEPT, {"call": checkpoints_itself, "use": one_after_the_other}),
         ((2, 2), AHEAD, {"call": looks_at, "use": one_after_the_other, "hook": reads_weights}),
         ((4,), AHEAD, {"call": looks_at, "use": one_after_the_other, "hook": reads_weights, "units": blocks_of}),
         ((1,), AHEAD, {"call": looks_at, "use": one_after_the_other, "hook": reads_weights}),

@@ -6,10 +6,13 @@ import dataclasses
 import gc
 import json
 import math
+import os
 import weakref
+from typing import Any
 
 import pytest
 import torch
+import torch.nn as nn
 from dmuon._inspecting.verified_update import relative
 from dmuon._planning import costs
 from models import batch, loss_of, make_gpt
@@ -33,6 +36,60 @@ def test_a_model_and_its_optimizer_are_freed():
     del model, optimizer
     gc.collect()
     assert [ref() for ref in alive] == [None, None, None]
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_model_whose_forward_was_interrupted_is_freed():
+    num_threads = []
+    for _ in range(3):
+        model, optimizer = trained()
+        model.norm.register_forward_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model(batch(0))
+        del model, optimizer
+        gc.collect()
+        num_threads.append(len(os.listdir("/proc/self/task")))
+    assert num_threads[1] == num_threads[2]
+
+
+def test_the_end_of_a_call_ends_the_use_though_another_was_interrupted():
+    model, optimizer = trained()
+    block, engine = model.blocks[0], optimizer._runtime.engine
+    handle = block.up.register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        block(torch.randn(2, 5, block.up.in_features))
+    handle.remove()
+    ready = []
+    x = torch.randn(2, 5, block.up.in_features, requires_grad=True)
+    x.register_hook(lambda _: ready.append(engine.ready(0)))
+    block(x).sum().backward()
+    assert ready == [False]
+
+
+class Skipping(nn.Module):
+    """Its call may leave out the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.block = nn.Parameter(torch.ones(())), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+def test_a_graph_without_matrices_outlives_its_model():
+    model = Skipping()
+    dmuon.dedicate_params(model)
+    optimizer, x = dmuon.Muon(model), torch.ones(2, requires_grad=True)
+    loss = model(x).sum()
+    del model, optimizer
+    gc.collect()
+    others = [trained() for _ in range(2)]  # in its memory
+    loss.backward()
+    assert len(others) == 2 and torch.equal(x.grad, torch.ones(2))
 
 
 @pytest.mark.parametrize(("tensor", "words"), [("master", "weights"), ("momentum_buffer", "momentum")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -40,6 +41,10 @@ def test_threads_may_train_one_model_each():
     assert all(map(torch.equal, found, expected))
 
 
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
 def cycles(rank: int, path: str, connection: Any) -> None:
     """Begins and ends a world again and again. Sends this process's numbers of threads and open files in each."""
     counts = []
@@ -54,6 +59,9 @@ def cycles(rank: int, path: str, connection: Any) -> None:
         opt = dmuon.Muon(model)
         loss_of(model, batch(rank)).backward()
         opt.step()
+        model.norm.register_forward_pre_hook(interrupt)
+        with suppress(KeyboardInterrupt):
+            model(batch(rank))
         del model, opt, mesh
         gc.collect()
         dist.destroy_process_group()
@@ -76,7 +84,7 @@ def test_a_world_that_was_destroyed_keeps_no_threads_and_files(tmp_path):
 IN_BACKWARD = pytest.param("backward", marks=pytest.mark.cpu("elsewhere hooks run in threads of autograd's"))
 
 
-@pytest.mark.parametrize("during", ["forward", IN_BACKWARD, "step"])
+@pytest.mark.parametrize("during", ["forward", "forward after an inner one", IN_BACKWARD, "step"])
 @pytest.mark.parametrize("call", ["a forward", "step()", "state_dict()"])
 def test_a_second_thread_is_refused_during_a_pass_or_step(during, call):
     model = make_gpt(depth=1)
@@ -89,8 +97,16 @@ def test_a_second_thread_is_refused_during_a_pass_or_step(during, call):
         with ThreadPoolExecutor(1, "second") as threads:
             errors.extend(threads.submit(calls[call]).exception() for _ in range(2))
 
+    def inner(*_: Any) -> None:
+        handle.remove()
+        with torch.no_grad():
+            model(batch(0))
+        in_another_thread()
+
     if during == "forward":
         model.blocks[0].up.register_forward_hook(in_another_thread)
+    elif during == "forward after an inner one":
+        handle = model.blocks[0].up.register_forward_hook(inner)
     elif during == "backward":
         model.blocks[0].up.register_full_backward_hook(in_another_thread)
     else:

@@ -120,10 +120,23 @@ def test_gradients_of_a_loss_beside_the_model_are_averaged_too(ranks, clips_befo
         assert norms == pytest.approx(expected, rel=1e-4)
 
 
+def refused_step(s: Session) -> None:
+    """A message that finds cleared gradients, and raises."""
+    s.backward(language_loss(9, s.size))
+    s.opt.zero_grad()
+    group = s.opt.param_groups[0]
+    lr, group["lr"] = group["lr"], group["lr"] * (1 + s.rank)
+    with pytest.raises(ValueError, match="ranks differ"):
+        s.opt.step()
+    group["lr"] = lr
+
+
 def without_a_backward(s: Session) -> None:
     """In the second step rank 1 computes a loss and drops it, in the third one rank 0."""
     s.start(make_gpt(depth=2), units=None)
     for step in range(4):
+        if step == 1 and not s.reference:
+            refused_step(s)
         value = language_loss(step, s.size)
         dropped = {1: 1, 2: 0}.get(step)
         s.backward(lambda model, rank, value=value, dropped=dropped: (value(model, rank), None)[rank == dropped])

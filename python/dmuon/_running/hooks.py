@@ -60,10 +60,11 @@ def _begin(runtime: Runtime) -> Any:
                 "wrong gradients of gradients. Expected: dmuon without fully_shard, and dedicate_params(..., "
                 "reshard_after_forward=False); or the gradient under torch.no_grad(), with reshard_after_forward=False."
             )
-        if not _C.in_backward() and not is_inside_itself(runtime.model):
+        is_inner = is_inside_itself(runtime.model)
+        if not _C.in_backward() and not is_inner:
             runtime.one_thread.begin("a forward")
             runtime.step_agreement.end_failed_backward()
-        runtime.begin_forward()
+        runtime.begin_forward(is_inner)
 
     return begin
 
@@ -71,14 +72,16 @@ def _begin(runtime: Runtime) -> Any:
 def _end(runtime: Runtime) -> Any:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def end(module: nn.Module, args: Any, output: Any) -> None:
-        if not _C.in_backward():
+        is_inner = is_inside_itself(runtime.model)
+        if not _C.in_backward() and not is_inner:
             if runtime.one_thread.is_held_by_another():
                 return  # this thread's forward was refused, and the other's goes on
-            if not is_inside_itself(runtime.model):
-                runtime.one_thread.end()
+            runtime.one_thread.end()
         read = runtime.last_met  # by an operation
         explain_mixed(runtime)
-        runtime.end_forward()
+        if is_inner:
+            runtime.last_met = read
+        runtime.end_forward(is_inner)
         if torch.is_grad_enabled():
             runtime.engine.watch_root_outputs(computed_tensors(output))
             _expect_same_weights(runtime, read, output)
@@ -113,7 +116,7 @@ class _Calls:
             _refuse_other_casts(runtime, index, self._autocast)
         runtime.end_failed_backward()
         if self._open and not _C.in_backward() and not is_inside_itself(module):
-            self._open.clear()  # an interrupt has ended their forward
+            self._end_interrupted()
         runtime.engine.before_forward(index, self._reader)
         self._open.append((_C.Call(self._reader, self._is_nested()), CallInputs()))
         if not self._reader and runtime.units[index].host and _C.in_backward() and torch.is_grad_enabled():
@@ -121,10 +124,19 @@ class _Calls:
         runtime.weights[index].begin_call(self._reader)
 
     def _is_nested(self) -> bool:
-        """True if the call that begins is inside of another one, or a recomputation inside of such a call's backward."""
+        """True if the call that begins is inside of another one, or recomputed inside of another one's backward."""
         weights = self._runtime.weights[self._index]
         recomputes = _C.in_backward() and torch.is_grad_enabled()
         return bool(self._open) or (recomputes and weights.is_in_backward and not self._reader)
+
+    def _end_interrupted(self) -> None:
+        for _ in self._open:
+            self._end_call()
+        self._open.clear()
+
+    def _end_call(self) -> None:
+        self._runtime.weights[self._index].end_call()
+        self._runtime.engine.after_forward(self._index, self._reader)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _watch_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -149,8 +161,7 @@ class _Calls:
             self._read_in_backward(output)
             return None
         opened = self._open.pop() if self._open else None
-        runtime.weights[index].end_call()
-        runtime.engine.after_forward(index, self._reader)
+        self._end_call()
         if opened is None:
             return None  # _before has raised
         call, call_inputs = opened

@@ -25,7 +25,7 @@ from dmuon._running.one_thread import OneThread
 from dmuon._running.owned_gradient import Gradient, GradientTensor
 from dmuon._running.owned_state import OwnedState
 from dmuon._running.plain_gradients import PlainGradients
-from dmuon._running.readers import LeafSource, UnitReaders, around_units, is_inside_itself
+from dmuon._running.readers import LeafSource, UnitReaders, around_units
 from dmuon._running.step_agreement import StepAgreement
 from dmuon._running.unit_weights import UnitWeights
 from dmuon._running.weight import Weight
@@ -231,20 +231,23 @@ class Runtime:
         self.num_taken_back += 1
         self.engine.take_back(index, int(checksum(torch.stack(checksums))) if checksums else 0)
 
-    def begin_forward(self) -> None:
-        """Begins a forward of the model, which may be inside of another one."""
+    def begin_forward(self, is_inner: bool) -> None:
+        """Begins a forward of the model, which is a part of another one if `is_inner`."""
         for place in self.cast_places:
             place.begin_forward()
+        if is_inner:
+            return
         self.engine.begin_forward()
         self.buffers.begin_forward(self.engine, syncs=self.no_sync_depth == 0)
 
-    def end_forward(self) -> None:
-        """Ends the model's forward."""
+    def end_forward(self, is_inner: bool) -> None:
+        """Ends a forward of the model."""
+        if is_inner:
+            return
         try:
             self.engine.end_forward()
         finally:
-            if self.cast_places and not is_inside_itself(self.model):
-                self.show_own_dtypes()
+            self.show_own_dtypes()
 
     def show_own_dtypes(self) -> None:
         """Replaces the placeholders of the compute dtype by those of the leaves' own."""
