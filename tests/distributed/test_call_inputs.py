@@ -21,6 +21,10 @@ import dmuon
 WIDTH = 12
 
 
+class Marked(torch.Tensor):
+    """A class of the user's own."""
+
+
 class Block(nn.Module):
     def __init__(self, call: Callable[..., Any]) -> None:
         super().__init__()
@@ -82,6 +86,12 @@ def detaches(block: Block, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def assigns(block: Block, x: torch.Tensor) -> torch.Tensor:
+    y = block.computed(x)
+    x.data = x.data * 0.5
+    return y
+
+
 def transposes(block: Block, x: torch.Tensor) -> torch.Tensor:
     y = block.computed(x)
     x.transpose_(0, 1)
@@ -108,6 +118,16 @@ def takes_out(block: Block, entries: dict[str, torch.Tensor]) -> None:
 
 def looks_at(block: Block, x: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
     return block.computed(x if other is None else x + other.detach())
+
+
+def if_marked(block: Block, x: torch.Tensor) -> torch.Tensor:
+    return block.computed(x).as_subclass(torch.Tensor) * (2 if type(x) is Marked else 3)
+
+
+def marks(block: Block, x: torch.Tensor) -> torch.Tensor:
+    """Reads an attribute of its input, and sets another one."""
+    x.other = x.factor + 1
+    return block.computed(x) * x.factor
 
 
 def calls_itself(block: Block, x: torch.Tensor, times: int = 2) -> torch.Tensor:
@@ -162,6 +182,20 @@ def of_itself(model: Model, x: torch.Tensor, trains: bool) -> torch.Tensor:
             model.use = outer
 
     return one_after_the_other(model, model.blocks[0](x, question))
+
+
+def of_marked(model: Model, x: torch.Tensor) -> torch.Tensor:
+    for block in model.blocks:
+        x = block((x * 1.0).as_subclass(Marked))
+    return x
+
+
+def with_marks(model: Model, x: torch.Tensor) -> torch.Tensor:
+    for block in model.blocks:
+        given = x * 1.0
+        given.factor = 2.0
+        x = block(given) * given.other
+    return x
 
 
 def beside_a_branch(model: Model, x: torch.Tensor) -> torch.Tensor:
@@ -276,6 +310,11 @@ def trained(
         ((1,), REPLICATED, {"call": asks, "use": partial(of_itself, trains=False)}),
         ((2, 2), AHEAD, {"call": checkpoints_itself, "use": one_after_the_other}),
         ((1,), KEPT, {"call": checkpoints_itself, "use": one_after_the_other}),
+        ((2, 2), AHEAD, {"call": if_marked, "use": of_marked}),
+        ((1,), KEPT, {"call": if_marked, "use": of_marked}),
+        ((4,), REPLICATED, {"call": marks, "use": with_marks}),
+        ((1,), AHEAD, {"call": marks, "use": with_marks}),
+        ((4,), KEPT, {"call": if_marked, "use": of_marked, "units": blocks_of}),
         ((2, 2), AHEAD, {"call": looks_at, "use": one_after_the_other, "hook": reads_weights}),
         ((4,), AHEAD, {"call": looks_at, "use": one_after_the_other, "hook": reads_weights, "units": blocks_of}),
         ((1,), AHEAD, {"call": looks_at, "use": one_after_the_other, "hook": reads_weights}),
@@ -340,6 +379,12 @@ def of_a_leaf(mesh: Any) -> None:
 @refused("has changed an input in place, from shape (2, 12) to (12, 2), which the caller's tensor cannot follow")
 def of_its_shape(mesh: Any) -> None:
     model = Session(mesh, AHEAD).start(Model(transposes, with_outputs), units=None)
+    model.blocks[0](torch.ones(2, WIDTH, requires_grad=True) * 1.0)
+
+
+@refused("has changed an input in place, to other memory (x.data = y), which the caller's tensor cannot follow")
+def of_its_memory(mesh: Any) -> None:
+    model = Session(mesh, AHEAD).start(Model(assigns, with_outputs), units=None)
     model.blocks[0](torch.ones(2, WIDTH, requires_grad=True) * 1.0)
 
 

@@ -63,6 +63,8 @@ STRUCTURES = [
     [None, [ONE]],
     {"x": ONE, "n": 1},
     collections.OrderedDict(b=ONE, a=(ONE,)),
+    collections.defaultdict(list, a=[ONE]),
+    collections.UserDict(a=ONE),
     Pair(ONE, 1),
     Record({"x": (ONE,)}),
     Frozen(ONE, (ONE, 2)),
@@ -77,7 +79,7 @@ def test_every_tensor_is_changed_and_nothing_else(value):
     assert repr(changed) == repr(value).replace("tensor(1.)", "tensor(2.)")
     assert type(changed) is type(value)
     # Who gave it sees what others write into it; else it stays as it was.
-    is_mutable = isinstance(value, list | dict | Record)
+    is_mutable = isinstance(value, list | dict | collections.UserDict | Record)
     assert (changed is given) == is_mutable
     assert repr(given) == repr(changed if is_mutable else value)
 
@@ -99,6 +101,58 @@ def test_a_mapping_that_is_a_dataclass_too_keeps_both_views_in_step():
     value["logits"] = ONE
     add(value)
     assert value["logits"] == value.logits == ONE + 1
+
+
+def a_list() -> Any:
+    value = [ONE]
+    value.append(value)
+    return value
+
+
+def a_dict() -> Any:
+    value = {"x": ONE}
+    value["self"] = value
+    return value
+
+
+def a_dataclass() -> Any:
+    value = Record(None, "parent")
+    value.hidden = [ONE, Record(value, "child")]
+    return value
+
+
+def a_frozen_one() -> Any:
+    value = Frozen(ONE)
+    object.__setattr__(value, "others", (value,))
+    return value
+
+
+def a_tuple_in_a_list() -> Any:
+    value = (ONE, [])
+    value[1].append(value)
+    return value
+
+
+@pytest.mark.parametrize("make", [a_list, a_dict, a_dataclass, a_frozen_one, a_tuple_in_a_list])
+def test_what_refers_to_itself_is_changed_once(make):
+    changed = add(make())
+    assert repr(changed).count("tensor(2.)") == repr(make()).count("tensor(1.)")
+
+
+def test_a_tuple_in_a_list_of_its_own_stays_there():
+    changed = add(a_tuple_in_a_list())
+    assert changed[1][0] is changed
+
+
+def test_what_is_shared_is_changed_once_and_stays_shared():
+    value = (ONE,)
+    for _ in range(10):
+        value = Record((value, [value]))
+    seen = []
+    map_tensors(value, lambda tensor: seen.append(tensor) or tensor + 1)
+    assert len(seen) == 1
+    first, (second,) = value.hidden
+    assert first is second
 
 
 @pytest.mark.parametrize("make", [types.MappingProxyType, immutable_dict])

@@ -17,27 +17,41 @@ from dmuon._setup.placeholder import OwnedTensor
 
 TensorMap = Callable[[torch.Tensor], torch.Tensor]
 
+# What a walk has met: structures by id, which it keeps alive, each with what takes its place.
+_Met = dict[int, tuple[Any, Any]]
+
+_LEAVES = frozenset({type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device})
+
 
 def map_tensors(value: Any, change: TensorMap) -> Any:
     """Returns `value` with `change` applied to every tensor in tuples, lists, mappings and dataclasses.
 
     Changes lists, mappings and dataclasses in place, so that whoever writes into them later writes into the same ones.
     Copies tuples, frozen dataclasses and read-only mappings if something in them changes. Returns other objects
-    unchanged, also those of a class that cannot be copied so.
+    unchanged, also those of a class that cannot be copied so. Visits what several structures share, or what refers to
+    itself, once.
     """
+    return _mapped(value, change, {})
+
+
+def _mapped(value: Any, change: TensorMap, met: _Met) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            if (new := map_tensors(item, change)) is not item:
-                list.__setitem__(value, index, new)  # some refuse that anyone but their class writes
+    if id(value) in met:
+        return met[id(value)][1]
     if isinstance(value, tuple):
-        items = [map_tensors(item, change) for item in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        return _rebuilt(value, getattr(value, "_make", type(value)), items)
+        items = [item if type(item) in _LEAVES else _mapped(item, change, met) for item in value]
+        is_same = all(new is old for new, old in zip(items, value, strict=True))
+        result = value if is_same else _rebuilt(value, getattr(value, "_make", type(value)), items)
+        # A list inside that holds this tuple has met it first.
+        return met.setdefault(id(value), (value, result))[1]
+    if isinstance(value, list):
+        met[id(value)] = value, value
+        for index, item in enumerate(value):
+            if type(item) not in _LEAVES and (new := _mapped(item, change, met)) is not item:
+                list.__setitem__(value, index, new)  # some refuse that anyone but their class writes
     is_record = dataclasses.is_dataclass(value) and not isinstance(value, type | nn.Module)
-    return _map_fields(value, change) if isinstance(value, Mapping) or is_record else value
+    return _map_fields(value, change, met) if isinstance(value, Mapping) or is_record else value
 
 
 def _rebuilt(value: Any, make: Callable[[Any], Any], content: Any) -> Any:
@@ -49,20 +63,29 @@ def _rebuilt(value: Any, make: Callable[[Any], Any], content: Any) -> Any:
     return made if len(made) == len(content) else value
 
 
-def _map_fields(value: Any, change: TensorMap) -> Any:
+def _map_fields(value: Any, change: TensorMap, met: _Met) -> Any:
+    met[id(value)] = value, value
     # A mapping that is a dataclass too (a transformers ModelOutput) keeps both views in step by its __setitem__.
     mapping = isinstance(value, Mapping)
     names = list(value.keys()) if mapping else [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
     read = value.__getitem__ if mapping else value.__getattribute__
     entries = {name: read(name) for name in names}
-    changed = {name: new for name, old in entries.items() if (new := map_tensors(old, change)) is not old}
+    changed = {
+        name: new
+        for name, old in entries.items()
+        if type(old) not in _LEAVES and (new := _mapped(old, change, met)) is not old
+    }
     if not changed:
         return value
-    if mapping:
-        return _with_entries(value, changed)
+    result = _with_entries(value, changed) if mapping else _with_fields(value, changed)
+    met[id(value)] = value, result
+    return result
+
+
+def _with_fields(value: Any, fields: dict[str, Any]) -> Any:
     if value.__dataclass_params__.frozen:
         value = copy.copy(value)
-    for name, new in changed.items():
+    for name, new in fields.items():
         object.__setattr__(value, name, new)  # a frozen dataclass too
     return value
 
