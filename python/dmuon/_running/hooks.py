@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -14,6 +15,13 @@ from dmuon import _C
 from dmuon._running.call_inputs import CallInputs
 from dmuon._running.hook_of_model import HookOfModel
 from dmuon._running.readers import explain_mixed, is_inside_itself
+from dmuon._running.refused_calls import (
+    dtype_of_autocast,
+    refuse_changed_weights,
+    refuse_differentiated_parameters,
+    refuse_other_casts,
+    refuse_second_recomputation,
+)
 from dmuon._running.runtime import Runtime
 from dmuon._running.structures import (
     arrived,
@@ -26,7 +34,7 @@ from dmuon._running.structures import (
 
 def add_hooks(runtime: Runtime) -> None:
     """Hooks the model and the modules of its units, for as long as they live."""
-    by_autocast = [_dtype_of_autocast(runtime, index) for index in range(len(runtime.units))]
+    by_autocast = [dtype_of_autocast(runtime, index) for index in range(len(runtime.units))]
     for index, unit in enumerate(runtime.units):
         for module in unit.modules:
             _Calls(runtime, index, module, by_autocast[index], reader=len(unit.modules) > 1)
@@ -51,9 +59,8 @@ def add_hooks(runtime: Runtime) -> None:
 def _begin(runtime: Runtime) -> Any:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def begin(module: nn.Module, args: Any) -> None:
-        runtime.refuse_inside_full_params("a forward")
-        runtime.refuse_without_values()
-        _refuse_differentiated_parameters(module)
+        runtime.refuse_forward()
+        refuse_differentiated_parameters(module)
         if runtime.fsdp_modules and is_differentiated_again():
             raise ValueError(
                 "dmuon: a gradient of torch.func, whose result belongs to a graph, under fully_shard: FSDP2 gives "
@@ -92,7 +99,7 @@ def _end(runtime: Runtime) -> Any:
 class _Calls:
     """The hooks of one module: its calls use a unit or, of a reader, are a part of a use.
 
-    `autocast` is the unit's `_dtype_of_autocast`.
+    `autocast` is the unit's `dtype_of_autocast`.
     """
 
     def __init__(
@@ -110,17 +117,16 @@ class _Calls:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before(self, module: nn.Module, args: Any) -> None:
         runtime, index = self._runtime, self._index
-        runtime.refuse_inside_full_params("a forward")
-        runtime.refuse_without_values()
+        runtime.refuse_forward()
         if self._autocast is not None:
-            _refuse_other_casts(runtime, index, self._autocast)
+            refuse_other_casts(runtime, index, self._autocast)
         runtime.end_failed_backward()
         if self._open and not _C.in_backward() and not is_inside_itself(module):
             self._end_interrupted()
         runtime.engine.before_forward(index, self._reader)
         self._open.append((_C.Call(self._reader, self._is_nested()), CallInputs()))
         if not self._reader and runtime.units[index].host and _C.in_backward() and torch.is_grad_enabled():
-            _refuse_second_recomputation(runtime, index)
+            refuse_second_recomputation(runtime, index)
         runtime.weights[index].begin_call(self._reader)
 
     def _is_nested(self) -> bool:
@@ -186,13 +192,12 @@ class _Calls:
         readers, version = self._runtime.readers[self._index], self._runtime.version
 
         def read(gradient: torch.Tensor) -> None:
-            _refuse_changed_weights(self._runtime, self._runtime.units[self._index].label, version)
+            refuse_changed_weights(self._runtime, self._runtime.units[self._index].label, version)
             if not torch.is_grad_enabled():
                 readers.begin()
                 readers.end()
 
-        for tensor in computed_tensors(output) if torch.is_grad_enabled() else ():
-            tensor.register_hook(read)
+        _on_gradients(output, read)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _enter_skipped(self, module: nn.Module, version: int) -> None:
@@ -217,7 +222,7 @@ class _Calls:
         opens_pass = not torch.is_grad_enabled()  # see Engine::enter_second_order
         if opens_pass and runtime.device.type == "cpu":  # elsewhere hooks run in threads of autograd's
             runtime.one_thread.begin_backward()
-        _refuse_changed_weights(runtime, runtime.units[self._index].label, version)
+        refuse_changed_weights(runtime, runtime.units[self._index].label, version)
         if not self._reader:
             runtime.weights[self._index].show_weights()
 
@@ -225,7 +230,7 @@ class _Calls:
 def _register_behind_fsdp(module: nn.Module, hook: Callable[..., Any]) -> None:
     """Registers a pre-hook that runs behind FSDP2's, and before those of users, which may read weights too."""
     module.register_forward_pre_hook(hook, with_kwargs=True)
-    hooks = module._forward_pre_hooks
+    hooks = cast("OrderedDict[int, Any]", module._forward_pre_hooks)
     *others, _ = hooks
     of_fsdp2 = [each for each in others if "torch.distributed.fsdp" in getattr(hooks[each], "__module__", "")]
     for user in others[others.index(of_fsdp2[-1]) + 1 if of_fsdp2 else 0 :]:
@@ -236,68 +241,10 @@ def _expect_same_weights(runtime: Runtime, read: int | None, output: Any) -> Non
     """Lets a backward through `output` raise ValueError after a change of weights. `read`: a leaf, if any was."""
     if read is None:
         return
-    refuse = functools.partial(_refuse_changed_weights, runtime, runtime.leaves[read].name, runtime.version)
+    refuse = functools.partial(refuse_changed_weights, runtime, runtime.leaves[read].name, runtime.version)
+    _on_gradients(output, refuse)
+
+
+def _on_gradients(output: Any, hook: Callable[[torch.Tensor], None]) -> None:
     for tensor in computed_tensors(output) if torch.is_grad_enabled() else ():
-        tensor.register_hook(refuse)
-
-
-def _refuse_changed_weights(runtime: Runtime, name: str, version: int, gradient: torch.Tensor | None = None) -> None:
-    """Raises ValueError if the forward of a backward had another version of the weights."""
-    if runtime.version != version:
-        raise ValueError(
-            f"dmuon: a backward through '{name}', whose weights have changed since the forward, by a step, a load or a "
-            "write. Its gradients would be of neither weights. Expected: all backwards of a forward before the change, "
-            "or a new forward after it."
-        )
-
-
-def _dtype_of_autocast(runtime: Runtime, index: int) -> torch.dtype | None:
-    """Returns a unit's dtype of compute if autocast alone can cast activations to it, else None."""
-    leaves = runtime.units[index].leaves
-    if not leaves:
-        return None
-    dtype = runtime.engine.unit(index).weight_tensors()[0].dtype
-    sharded = {module for holder in runtime.fsdp_modules for module in cast("nn.Module", holder).modules()}
-    alone = any(place.module not in sharded for leaf in leaves for place in runtime.leaves[leaf].places)
-    return dtype if alone and any(runtime.placeholders[leaf].dtype != dtype for leaf in leaves) else None
-
-
-def _refuse_other_casts(runtime: Runtime, index: int, dtype: torch.dtype) -> None:
-    """Raises ValueError unless autocast casts activations to the dtype of the weights."""
-    device_type = runtime.device.type
-    enabled = torch.is_autocast_enabled(device_type)
-    if enabled and torch.get_autocast_dtype(device_type) == dtype:
-        return
-    where = f"under autocast to {torch.get_autocast_dtype(device_type)}" if enabled else "outside of autocast"
-    raise ValueError(
-        f"dmuon: mp_policy.param_dtype: '{runtime.units[index].label}' is called {where}, and without fully_shard "
-        f"around it nothing else casts activations to {dtype}. Expected: the call of the model inside "
-        f"torch.autocast('{device_type}', {dtype}), or param_dtype=None."
-    )
-
-
-def _refuse_differentiated_parameters(model: nn.Module) -> None:
-    """Raises ValueError if a transform of torch.func has the model's parameters as its inputs."""
-    if not is_transformed():
-        return
-    wrapped = (n for n, p in model.named_parameters() if torch._C._functorch.is_functorch_wrapped_tensor(p))
-    if (name := next(wrapped, None)) is not None:
-        raise ValueError(
-            f"dmuon: torch.func.functional_call inside a transform of torch.func, such as grad, with '{name}' as its "
-            "input, whose values are here inside of its module's calls alone. Expected: backward or "
-            "torch.autograd.grad. Transforms of the model's inputs are possible, with reshard_after_forward=False."
-        )
-
-
-def _refuse_second_recomputation(runtime: Runtime, index: int) -> None:
-    """Raises ValueError if reentrant checkpoints recompute an FSDPModule twice in a backward: FSDP2 loses gradients."""
-    node = torch._C._current_autograd_node()
-    if node is None or "CheckpointFunction" not in node.name():
-        return
-    unit, backward = runtime.units[index], runtime.engine.num_backwards
-    if runtime.recomputed.get(index) == backward:
-        raise ValueError(
-            f"dmuon: '{unit.label}' is under fully_shard and used twice inside a reentrant checkpoint: "
-            "FSDP2 loses gradients there. Expected: checkpoints with use_reentrant=False, or fully_shard around them."
-        )
-    runtime.recomputed[index] = backward
+        tensor.register_hook(hook)

@@ -62,8 +62,7 @@ class UnitReaders:
         runtime = self._alive()
         module = _innermost(runtime.model)
         if module is not None:
-            runtime.refuse_inside_full_params("a forward")
-            runtime.refuse_without_values()
+            runtime.refuse_forward()
             runtime.end_failed_backward()
             self._find(runtime, module)
         runtime.engine.before_forward(self._index, True)

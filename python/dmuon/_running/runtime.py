@@ -334,8 +334,9 @@ class Runtime:
                 "dmuon.full_params(model, writeback=True)`."
             )
 
-    def refuse_without_values(self) -> None:
-        """Raises ValueError if a leaf was never initialised or loaded."""
+    def refuse_forward(self) -> None:
+        """Raises ValueError while every weight is whole, or offloaded, or if a leaf was never initialised or loaded."""
+        self.refuse_inside_full_params("a forward")
         if self.shards.without_values:
             names = [self.leaves[index].name for index in sorted(self.shards.without_values)]
             raise ValueError(
