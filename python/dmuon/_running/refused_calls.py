@@ -1,4 +1,4 @@
-"""What calls of a module and their backwards are refused for."""
+"""Refusals of a module's calls, and of their backwards."""
 
 from __future__ import annotations
 

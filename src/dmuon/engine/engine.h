@@ -77,7 +77,7 @@ class Engine : private schedule::Performer, public std::enable_shared_from_this<
   /// True if the unit's weights may be read.
   bool ready(core::UnitIndex unit) const { return resolver_.ready(unit); }
 
-  /// What the user sees of the gradients. Comes before bind().
+  /// They show gradients to the user. Set them before bind().
   Placeholders& placeholders() { return placeholders_; }
 
   const layout::Parameters& parameters() const { return executor_.parameters(); }
