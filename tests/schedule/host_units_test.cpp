@@ -88,13 +88,13 @@ TEST(HostOrder, CatchesUpToAHostUseAndNotOverIt) {
 TEST(HostOrder, HasAPositionWhileItFollowsATrace) {
   Order order = traced_order();
   EXPECT_EQ(order.position(), -1);
-  order.begin_forward(false);
+  order.begin_forward(false, /*has_end=*/true);
   EXPECT_EQ(order.position(), 0);
   order.catch_up_to_host_use();
   EXPECT_EQ(order.position(), 4);
   order.request(before_use(2));
   EXPECT_EQ(order.position(), 5);
-  order.request(before_use(1), /*has_end=*/true);
+  order.request(before_use(1));
   EXPECT_EQ(order.position(), -1);  // a deviation
 }
 

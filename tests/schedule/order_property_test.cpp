@@ -52,15 +52,16 @@ class OrderUnderSkips : public testing::TestWithParam<unsigned> {
   std::mt19937 random_;
 };
 
-// What one rank issues in a pass that `owed` opens; as the engine does, it keeps a unit whose
-// reshard is not owed.
-std::vector<Crossing> run_pass(Order* order, std::vector<Crossing> owed, const Triggers& requests) {
+// What one rank issues in the open pass; as the engine does, it keeps a unit whose reshard is not
+// owed.
+std::vector<Crossing> run_pass(Order* order, const Triggers& requests) {
+  std::vector<Crossing> issued;
   for (const Trigger& trigger : requests) {
     const bool kept =
         trigger.moment == Moment::kAfterForward && !order->on_demand() && !order->owes(trigger);
-    if (!kept) append(&owed, order->request(trigger));
+    if (!kept) append(&issued, order->request(trigger));
   }
-  return owed;
+  return issued;
 }
 
 // The last unit of a training forward is not freed.
@@ -76,16 +77,20 @@ void OrderUnderSkips::check_ranks_with_equal_traces() {
   const Triggers backward = draw_pass(Moment::kAfterBackward);
   for (int rank = 0; rank < kNumRanks; ++rank) {
     Order order;
-    run_pass(&order, order.begin_forward(true), forward);
-    run_pass(&order, order.begin_backward(), backward);
+    order.begin_forward(true);
+    run_pass(&order, forward);
+    EXPECT_TRUE(order.end_pass().empty());
+    order.begin_backward();
+    run_pass(&order, backward);
     EXPECT_TRUE(order.end_pass().empty());
     for (int step = 0; step < kNumSteps; ++step) {
-      std::vector<Crossing> issued =
-          run_pass(&order, order.begin_forward(true), draw_some(forward));
+      order.begin_forward(true);
+      std::vector<Crossing> issued = run_pass(&order, draw_some(forward));
       const std::size_t before = issued.size();
-      append(&issued, order.begin_backward());
-      EXPECT_EQ(triggers_of(issued), replay_of(forward)) << before << " before the backward began";
-      std::vector<Crossing> back = run_pass(&order, {}, draw_some(backward));
+      append(&issued, order.end_pass());
+      EXPECT_EQ(triggers_of(issued), replay_of(forward)) << before << " before the pass ended";
+      order.begin_backward();
+      std::vector<Crossing> back = run_pass(&order, draw_some(backward));
       append(&back, order.end_pass());
       EXPECT_EQ(triggers_of(back), backward);
       for (const Crossing& issue : issued) EXPECT_FALSE(issue.is_compared());
@@ -98,9 +103,12 @@ void OrderUnderSkips::check_ranks_with_equal_traces() {
 void OrderUnderSkips::check_forwards_in_a_row() {
   const Triggers forward = draw_pass(Moment::kAfterForward);
   Order order;
-  run_pass(&order, order.begin_forward(true), forward);
+  order.begin_forward(true);
+  run_pass(&order, forward);
+  EXPECT_TRUE(order.end_pass().empty());
   const Triggers replay = replay_of(forward);
-  std::vector<Crossing> issued = order.begin_forward(true);
+  order.begin_forward(true);
+  std::vector<Crossing> issued;
   for (int round = 0; round < 12; ++round) {
     const int place = draw(static_cast<int>(replay.size()));
     append(&issued, order.request(replay[static_cast<std::size_t>(place)]));

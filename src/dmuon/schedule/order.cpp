@@ -64,30 +64,34 @@ void Order::keep_last_units() {
   while (read && ends() && is_read(triggers.back())) triggers.pop_back();
 }
 
-std::vector<Crossing> Order::begin(Pass pass) {
-  std::vector<Crossing> owed = end_pass();
+void Order::begin(Pass pass) {
+  core::invariant(!current_, "Order::begin: a pass is open");
   current_ = pass;
   if (pass != Pass::kEvalForward) unanswered_ = pass == Pass::kTrainForward;
   course().begin();
-  return owed;
 }
 
-std::vector<Crossing> Order::begin_forward(bool training) {
-  return begin(training ? Pass::kTrainForward : Pass::kEvalForward);
+void Order::begin_forward(bool training, bool has_end) {
+  begin(training ? Pass::kTrainForward : Pass::kEvalForward);
+  has_end_ = has_end;
 }
 
-std::vector<Crossing> Order::begin_backward() { return begin(Pass::kBackward); }
+void Order::begin_backward() { begin(Pass::kBackward); }
 
-bool Order::starts_forward(Trigger trigger, bool has_end) const {
-  const bool may_begin = *current_ != Pass::kBackward && !has_end;
+bool Order::starts_forward(Trigger trigger) const {
+  const bool may_begin = *current_ != Pass::kBackward && !has_end_;
   return may_begin && course().replaying() && !course().lies_ahead(trigger) &&
          course().contains(trigger) && !owes_host_use();
 }
 
-std::vector<Crossing> Order::request(Trigger trigger, bool has_end) {
+std::vector<Crossing> Order::request(Trigger trigger) {
   std::vector<Crossing> crossings;
   core::invariant(current_.has_value(), "Order::request: no pass is open");
-  if (starts_forward(trigger, has_end)) crossings = begin(*current_);
+  if (starts_forward(trigger)) {
+    const Pass pass = *current_;
+    crossings = end_pass();
+    begin(pass);
+  }
   const auto add = [&](const std::vector<Crossing>& more) {
     crossings.insert(crossings.end(), more.begin(), more.end());
   };
@@ -111,8 +115,8 @@ void Order::renew_note(Trigger end) {
   if (std::find(noted.begin(), noted.end(), end) != noted.end()) note_end(end);
 }
 
-bool Order::repeats(Trigger trigger, bool has_end) const {
-  if (has_end || current_ != Pass::kEvalForward || course().known) return false;
+bool Order::repeats(Trigger trigger) const {
+  if (has_end_ || current_ != Pass::kEvalForward || course().known) return false;
   const Trace& triggers = course().triggers;
   return !triggers.empty() && triggers.front() == trigger &&
          std::count(triggers.begin(), triggers.end(), trigger) >= kFewestRepeats;
@@ -131,11 +135,11 @@ bool Order::keep_period() {
   return std::count(triggers.begin(), triggers.end(), first) >= kMostRepeats;
 }
 
-std::vector<Trigger> Order::owed_before(Trigger trigger, bool has_end) const {
+std::vector<Trigger> Order::owed_before(Trigger trigger) const {
   if (!current_) return {};
   const Trace& triggers = course().triggers;
   const auto rest = triggers.begin() + static_cast<std::ptrdiff_t>(course().cursor);
-  if (starts_forward(trigger, has_end)) {
+  if (starts_forward(trigger)) {
     std::vector<Trigger> owed(rest, triggers.end());
     owed.insert(owed.end(), triggers.begin(), std::find(triggers.begin(), rest, trigger));
     return owed;

@@ -49,17 +49,19 @@ class Order {
   /// @param host  [units] true if the unit is a host unit; units beyond its end are none.
   explicit Order(std::vector<bool> host = {}) : host_(std::move(host)) {}
 
-  /// Starts a forward. Returns the crossings that the previous pass still owed.
-  std::vector<Crossing> begin_forward(bool training);
+  /// Starts a forward, after end_pass().
+  /// @param has_end  true if end_forward() will follow. Until then a trigger that was crossed
+  ///                 already does not start the next forward.
+  void begin_forward(bool training, bool has_end = false);
+  void end_forward() { has_end_ = false; }
+  bool has_end() const { return has_end_; }
 
-  /// Starts a backward. Returns the crossings that the previous pass still owed.
-  std::vector<Crossing> begin_backward();
+  /// Starts a backward, after end_pass().
+  void begin_backward();
 
   /// Returns the crossings for one trigger in the open pass; the trigger itself comes last.
-  /// @param has_end  true if a forward ends by end_pass() alone. If false, a trigger that was
-  ///                 crossed in it already ends it too.
   /// @throws InternalError if no pass is open.
-  std::vector<Crossing> request(Trigger trigger, bool has_end = false);
+  std::vector<Crossing> request(Trigger trigger);
 
   /// Notes that the use which `end` ends may be over, in place of an earlier note of it. In a
   /// replay it does nothing.
@@ -80,16 +82,15 @@ class Order {
   /// True if an evaluation forward that is traced may end before this request, because `trigger`
   /// came first in it and has come often. A program that calls submodules would otherwise trace all
   /// its batches as one forward, and the next evaluation would owe as many.
-  /// @param has_end  as for request().
-  bool repeats(Trigger trigger, bool has_end) const;
+  bool repeats(Trigger trigger) const;
 
   /// If the trace of the open forward, which follows none, consists of equal parts that begin with
   /// its first trigger, one of them becomes the trace. Returns true then, or if the first trigger
   /// has come so often that the forward should end anyway.
   bool keep_period();
 
-  /// Returns the triggers that request(trigger, has_end) would cross before it.
-  std::vector<Trigger> owed_before(Trigger trigger, bool has_end = false) const;
+  /// Returns the triggers that request(trigger) would cross before it.
+  std::vector<Trigger> owed_before(Trigger trigger) const;
 
   /// Ends the replay of the open pass right before `trigger`, or at its end if `trigger` does not
   /// lie ahead. Returns the crossings before it.
@@ -171,8 +172,8 @@ class Order {
   Course& course() { return courses_[static_cast<int>(*current_)]; }
   const Course& course() const { return courses_[static_cast<int>(*current_)]; }
   bool replaying() const;
-  std::vector<Crossing> begin(Pass pass);
-  bool starts_forward(Trigger trigger, bool has_end) const;
+  void begin(Pass pass);
+  bool starts_forward(Trigger trigger) const;
 
   std::size_t next_host_use() const;
   bool is_read(const Trigger& trigger) const;
@@ -182,6 +183,7 @@ class Order {
   std::set<core::UnitIndex> read_;  // units whose end was ever noted
   Course courses_[3];               // [passes]
   std::optional<Pass> current_;
+  bool has_end_ = false;     // see begin_forward()
   bool unanswered_ = false;  // true after a training forward until the next backward
 };
 

@@ -33,13 +33,12 @@ Resolver::Resolver(Layout layout, const StepOptions& options, Batches batches, P
 
 void Resolver::begin_forward(bool training, bool whole) {
   settle();
-  whole_forward_ = whole;
   forget_uses();
   if (training) forward_sync_ = sync_;
   // A backward that only this rank left out would leave the others in the host framework's
   // collectives, and this forward would begin the next ones.
   if (has_host_ && order_.unanswered()) performer_->compare(std::nullopt);
-  cross(order_.begin_forward(training));
+  order_.begin_forward(training, whole);
   if (has_host_) performer_->leave_before_forward();
 }
 
@@ -72,22 +71,22 @@ void Resolver::end_reads(std::size_t remaining) {
 
 void Resolver::end_forward() {
   end_reads(0);
-  whole_forward_ = false;
+  order_.end_forward();
 }
 
 // A trace may end a use before what comes next. If the use is still open here, as where this pass
 // reads other units inside of it, the pass goes otherwise than the trace.
 void Resolver::request(Trigger trigger) {
-  if (order_.repeats(trigger, whole_forward_) && !any_in_use()) {
+  if (order_.repeats(trigger) && !any_in_use()) {
     end_reads(0);
     if (order_.keep_period()) begin_forward(/*training=*/false);
   }
-  const std::vector<Trigger> owed = order_.owed_before(trigger, whole_forward_);
+  const std::vector<Trigger> owed = order_.owed_before(trigger);
   const auto frees_used = std::find_if(owed.begin(), owed.end(), [&](const Trigger& each) {
     return each.moment != Moment::kBeforeUse && units_.at(each.unit).in_use;
   });
   if (frees_used != owed.end()) cross(order_.deviate_before(*frees_used));
-  cross(order_.request(trigger, whole_forward_));
+  cross(order_.request(trigger));
 }
 
 void Resolver::after_forward(core::UnitIndex unit) {
@@ -104,7 +103,7 @@ void Resolver::begin_backward(bool keeps_weights) {
   forget_uses();
   keeps_weights_ = keeps_weights;
   issued_.add(std::int64_t{sync_}).add(std::int64_t{keeps_weights});
-  cross(order_.begin_backward());
+  order_.begin_backward();
   num_crossed_ = 0;
 }
 
@@ -219,7 +218,7 @@ void Resolver::finish_routes() {
 }
 
 bool Resolver::may_begin_training() const {
-  return order_.current() == Pass::kEvalForward && !whole_forward_ && !any_in_use();
+  return order_.current() == Pass::kEvalForward && !order_.has_end() && !any_in_use();
 }
 
 bool Resolver::any_in_use() const {

@@ -221,8 +221,7 @@ class Resolver {
   bool sync_ = true;
   bool keeps_weights_ = false;  // in the open backward
   int num_crossed_ = 0;         // by it
-  bool whole_forward_ = false;
-  bool forward_sync_ = true;  // as the last training forward found it
+  bool forward_sync_ = true;    // as the last training forward found it
   core::Hasher issued_;
 };
 
