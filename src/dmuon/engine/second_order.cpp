@@ -34,6 +34,7 @@ std::string Engine::why_no_second_order() const {
 // A backward with create_graph=True is no pass: units keep their weights, which the graph reads in
 // the backward after it.
 void Engine::enter_second_order() {
+  core::require(no_backward_.empty(), no_backward_);
   const std::string why = why_no_second_order();
   core::require(why.empty(), why);
   second_order_ = this_backward();
