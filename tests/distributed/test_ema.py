@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import itertools
-from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 from checkpoints import MODELS, loss, started, train
+from interrupts import interrupt
 from models import batch, loss_of
 from pool import make_mesh
-from refusals import REFUSED, Refusals, expect_refusal, ready
+from refusals import REFUSED, Refusals, expect_refusal, rank_of, ready
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from training import place_of
@@ -147,56 +144,45 @@ def test_parts_that_are_frozen_for_a_while_have_a_mean(ranks, mesh):
     assert ranks.run(of_parts_that_are_frozen, mesh) == [[]] * torch.Size(mesh).numel()
 
 
-class InterruptedAfter:
-    """A tensor whose first `copy_` is the last that happens."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor, self.clone, self.was_copied = tensor, tensor.clone, False
-
-    def copy_(self, value: torch.Tensor) -> None:
-        self.tensor.copy_(value)
-        if not self.was_copied:
-            self.was_copied = True
-            raise KeyboardInterrupt
+NUM_PLACES = 150  # more than there are
 
 
-def interrupted(mesh: Any, at: str) -> list[str]:
-    """On the way into `applied`: with some masters exchanged, within an exchange, or before the mean is published."""
+def interrupted(mesh: Any, on: str, every: int) -> list[str]:
+    """At places on the way into `applied`, or out of it. There ranks are interrupted at different places."""
     model, opt = started(mesh, MODELS["gpt"]())
     ema = dmuon.Ema(model, DECAY)
     train(mesh, model, opt, range(1))
     ema.update()
     kept = ema.state_dict()["weights"]
-    before = {**masters(model, opt), **{f"mean of {name}": value for name, value in whole(kept).items()}}
-    pairs = ema._owned
 
-    def some() -> Iterator[Any]:
-        ema._owned = pairs
-        yield from itertools.islice(pairs(), 1)
-        if at == "exchange":
-            raise KeyboardInterrupt
-        yield from ((mean, InterruptedAfter(master)) for mean, master in pairs())
+    def values() -> dict[str, torch.Tensor]:
+        means = whole(ema.state_dict()["weights"])
+        return {**masters(model, opt), **{f"mean of {name}": value for name, value in means.items()}}
 
-    with contextlib.ExitStack() as stack:
-        if at == "publish":
-            publish = mock.patch.object(ema._runtime, "publish", side_effect=[KeyboardInterrupt, None])
-            stack.enter_context(publish)
+    before, found, hits = values(), [], []
+    for number in range(0, NUM_PLACES, every):
+        with_mean = ema.applied()
+        if on == "entry":
+            hits.append(interrupt(with_mean.__enter__, number))
         else:
-            ema._owned = some
-        with pytest.raises(KeyboardInterrupt), ema.applied():
-            pytest.fail("it has gone on")
-    after = masters(model, opt)
-    after |= {f"mean of {name}": value for name, value in whole(ema.state_dict()["weights"]).items()}
+            with_mean.__enter__()
+        if on == "exit" or not hits[-1]:
+            place = (number + 40 * rank_of(mesh)) % NUM_PLACES if on == "exit" else NUM_PLACES
+            hits.append(interrupt(lambda: with_mean.__exit__(None, None, None), place))  # noqa: B023
+        loss(mesh, model, 0).backward()  # no call is refused
+        opt.zero_grad()
+        after = values()
+        found += [f"{name} after {number}" for name, value in before.items() if not torch.equal(value, after[name])]
     train(mesh, model, opt, range(1, 2))
     ema.update()
-    after |= {f"a kept mean of {name}": value for name, value in whole(kept).items()}
-    before |= {f"a kept {name}": value for name, value in before.items() if "mean" in name}
-    return [name for name, value in before.items() if not torch.equal(value, after[name])]
+    found += [f"kept {n}" for n, value in whole(kept).items() if not torch.equal(value, before[f"mean of {n}"])]
+    return [*found, *([] if 40 / every < sum(hits) < len(hits) else [f"{sum(hits)} of {len(hits)} interrupts"])]
 
 
-@pytest.mark.parametrize("at", ["exchange", "copy", "publish"])
-def test_an_interrupt_leaves_weights_and_means_as_they_are(ranks, at):
-    assert ranks.run(interrupted, (2, 2), at=at) == [[]] * 4
+@pytest.mark.parametrize("on", ["entry", "exit"])
+@pytest.mark.parametrize(("mesh", "every"), [((2, 2), 7), ((1,), 1)])
+def test_an_interrupt_leaves_weights_and_means_as_they_are(ranks, mesh, on, every):
+    assert ranks.run(interrupted, mesh, on=on, every=every) == [[]] * torch.Size(mesh).numel()
 
 
 def saved(mesh: Any, path: str) -> dict[str, torch.Tensor]:

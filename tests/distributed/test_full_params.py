@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
+from interrupts import interrupt
 from models import make_gpt
 from refusals import rank_of, ready
 from scenario import Session, blocks_of, check, language_loss
@@ -129,6 +130,48 @@ def left_by_one_rank(mesh: Any) -> str:
 def test_all_ranks_hear_of_an_interrupt(ranks):
     heard = "ValueError: KeyboardInterrupt:  (on rank 1)"
     assert ranks.run(left_by_one_rank, (2, 2)) == [heard, "KeyboardInterrupt: ", heard, heard]
+
+
+def interrupted(mesh: Any, on: str, places: int, every: int) -> list[str]:
+    """At places on the way into `full_params`, or out of it, or in `iter_full_params`. On exit ranks differ."""
+    s = Session(mesh, ON_DEMAND)
+    model = s.start(make_gpt(depth=2))
+    s.train(0)
+
+    def hooks() -> list[int]:
+        return [len(module._load_state_dict_post_hooks) for module in model.modules()]
+
+    kinds, before, known, found, hits = [type(p) for p in model.parameters()], s.weights(), hooks(), [], []
+    for number in range(0, places, every):
+        whole = dmuon.full_params(model)
+        if on == "iteration":
+            hits.append(interrupt(lambda: list(dmuon.iter_full_params(model)), number))
+        elif on == "entry":
+            hits.append(interrupt(whole.__enter__, number))
+        if on == "exit":
+            whole.__enter__()
+        if on == "exit" or (on == "entry" and not hits[-1]):
+            place = (number + 20 * rank_of(mesh)) % places if on == "exit" else places
+            hits.append(interrupt(lambda: whole.__exit__(None, None, None), place))  # noqa: B023
+        if [type(p) for p in model.parameters()] != kinds or hooks() != known:
+            found.append(f"parameters or hooks after {number}")
+        s.backward(language_loss(1, s.size))
+        s.opt.zero_grad()
+        model.load_state_dict(model.state_dict())
+        after = s.weights()
+        found += [f"{name} after {number}" for name, value in before.items() if not torch.equal(value, after[name])]
+    s.train(1)
+    return [*found, *([] if 20 / every < sum(hits) < len(hits) else [f"{sum(hits)} of {len(hits)} interrupts"])]
+
+
+# More places than there are.
+@pytest.mark.parametrize(
+    ("mesh", "on", "places", "every"),
+    [((2, 2), "exit", 80, 3), ((1,), "exit", 80, 1), ((1,), "entry", 500, 4), ((1,), "iteration", 300, 3)],
+)
+def test_an_interrupt_leaves_the_model_as_it_was(ranks, mesh, on, places, every):
+    found = ranks.run(interrupted, mesh, on=on, places=places, every=every)
+    assert found == [[]] * torch.Size(mesh).numel()
 
 
 def verified(mesh: Any, steps: int, schedule: dict[str, Any], lr: float | None) -> tuple[float, float, float, bool]:

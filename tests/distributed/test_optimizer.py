@@ -13,6 +13,7 @@ import torch
 import torch.nn as nn
 from checkpoints import unlike
 from dmuon._running.adamw import InnerAdamW
+from interrupts import interrupt
 from models import batch, loss_of, make_gpt
 from scenario import Session, check, language_loss
 from training import AHEAD, FAR_AHEAD, KEPT, LR, NO_COPY, ON_DEMAND
@@ -411,6 +412,17 @@ def test_a_load_of_all_that_trains_makes_a_torn_step_good():
     model.load_state_dict(wrong, strict=False)
     loss_of(model, batch(0)).backward()
     opt.step()
+
+
+def test_an_interrupt_of_a_save_leaves_the_state():
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model)
+    live, hits = opt.state, []
+    for number in range(0, 800, 5):  # more places than there are
+        hits.append(interrupt(opt.state_dict, number))
+        assert opt.state is live
+    assert 20 < sum(hits) < len(hits)
 
 
 def torn(s: Session, on: tuple[int, ...]) -> None:

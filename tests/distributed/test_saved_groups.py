@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as dsd
 import torch.nn as nn
 from checkpoints import group_of
+from dmuon._saving import saved_algorithm
 from models import batch, loss_of, make_gpt, part
 from refusals import rank_of
 from torch.distributed.fsdp import fully_shard
@@ -64,6 +66,20 @@ def resumed(mesh: Any, by_name: bool) -> list[str]:
 @pytest.mark.parametrize("by_name", [False, True])
 def test_groups_are_saved_and_restored(ranks, by_name):
     assert ranks.run(resumed, (2, 2), by_name=by_name) == [[]] * 4
+
+
+def test_the_views_are_described_once_however_many_groups_there_are():
+    model = make_gpt(depth=2)
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(
+        model, muon_groups=[{"params": [f"blocks.{i}.{name}"]} for i in range(2) for name in ("up", "qkv")]
+    )
+    num_matrices = sum(len(group["params"]) for group in opt.param_groups if group["algorithm"] == "muon")
+    with mock.patch.object(saved_algorithm, "described", wraps=saved_algorithm.described) as described:
+        state = opt.state_dict()
+        assert described.call_count == num_matrices
+        opt.load_state_dict(state)
+        assert described.call_count == 2 * num_matrices
 
 
 def resumed_under_another_sharding(mesh: Any, directory: str) -> list[list[float]]:

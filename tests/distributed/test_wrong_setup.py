@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -112,6 +113,19 @@ def muon_of_what_other_optimizers_take(mesh: Any, kind: str) -> None:
 @refused("one Muon a model")
 def muon_twice(mesh: Any) -> None:
     dmuon.Muon(ready(mesh)[0])
+
+
+INTERRUPTED = "Muon: model: an earlier Muon(model) was interrupted or has failed"
+
+
+@refused(INTERRUPTED, "a new model", at="start.add_hooks")
+@refused(INTERRUPTED, "a new model", at="muon.InnerAdamW")
+def after_an_interrupted_one(mesh: Any, at: str) -> None:
+    model = dedicated(mesh)
+    interrupt = mock.patch(f"dmuon._running.{at}", side_effect=KeyboardInterrupt)
+    with interrupt, pytest.raises(KeyboardInterrupt):
+        dmuon.Muon(model)
+    dmuon.Muon(model)
 
 
 @refused("no_sync: model: expected a model with dmuon.Muon", "got one without")

@@ -169,6 +169,33 @@ TEST_F(OwnedTest, AddsNamedTensorsOfZerosAndCountsThem) {
   EXPECT_TRUE(owned.of(kStack, "momentum_buffer").equal(at::zeros({2, 2, 3})));
 }
 
+TEST_F(OwnedTest, ExchangesTwoNamedTensors) {
+  owned.add("mean");
+  for (const ParameterIndex parameter : {kSingle, kOther, kStack}) {
+    owned.of(parameter, kMaster).fill_(1 + parameter.value());
+    owned.of(parameter, "mean").fill_(10 + parameter.value());
+  }
+  owned.exchange(kMaster, "mean");
+  for (const ParameterIndex parameter : {kSingle, kOther, kStack}) {
+    EXPECT_TRUE(owned.master(parameter).eq(10 + parameter.value()).all().item<bool>());
+    EXPECT_TRUE(owned.of(parameter, "mean").eq(1 + parameter.value()).all().item<bool>());
+  }
+  EXPECT_THROW(owned.exchange(kMaster, "none"), core::InvalidArgument);
+  EXPECT_EQ(owned.master(kOther)[0][0].item<float>(), 12);
+}
+
+// More elements than a piece, which no piece divides.
+TEST_F(OwnedTest, ExchangesLargeTensorsInPieces) {
+  const layout::Parameters large{{{"", {1, 2101, 2003}}, {}}};
+  Owned of_large{large, {{kSingle}}, pool};
+  of_large.add("mean");
+  const at::Tensor master = at::arange(2101 * 2003, at::kFloat).view({2101, 2003});
+  of_large.of(kSingle, kMaster).copy_(master);
+  of_large.exchange(kMaster, "mean");
+  EXPECT_TRUE(of_large.of(kSingle, "mean").equal(master));
+  EXPECT_EQ(of_large.master(kSingle).abs().max().item<float>(), 0);
+}
+
 TEST_F(OwnedTest, AddsTensorsOfAnotherShape) {
   owned.add("one value a row", [](const layout::View& view) {
     return std::vector<std::int64_t>{view.rows, 1};

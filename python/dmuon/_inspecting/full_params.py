@@ -59,46 +59,58 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     others = {id(p): nn.Parameter(_copy_of(p), p.requires_grad) for p in parameters}
     for held, whole in (*zip(runtime.placeholders, wholes, strict=True), *((p, others[id(p)]) for p in parameters)):
         give_attributes(whole, vars(held))
-    hooks = _suspend_load_hooks([module for _, module, _, _ in swapped])
-    runtime.whole, runtime.writes_back, runtime.was_loaded = True, writeback, False
+    hooks = _load_hooks([module for _, module, _, _ in swapped])
     try:
-        for leaf, whole in zip(runtime.leaves, wholes, strict=True):
-            for place in leaf.places:
-                place.show_whole(whole)
-        for _, module, attribute, parameter in swapped:
-            module._parameters[attribute] = others[id(parameter)]
         try:
-            yield
-        except ENDS as error:
-            if writeback:  # the other ranks are about to write back and must not
-                with suppress(*ENDS), agreement(runtime.ranks, "full_params"):
-                    raise error
-            raise
-        if writeback:
-            _write_back(runtime, swapped)
-    finally:
-        runtime.whole = False
-        for leaf in runtime.leaves:
-            for place in leaf.places:
-                place.show_placeholder()
-        for _, module, attribute, parameter in swapped:
-            module._parameters[attribute] = parameter
-        for held, key, hook in hooks:
-            held[key] = hook
+            runtime.whole, runtime.writes_back, runtime.was_loaded = True, writeback, False
+            for held, key, _ in hooks:
+                del held[key]
+            for leaf, whole in zip(runtime.leaves, wholes, strict=True):
+                for place in leaf.places:
+                    place.show_whole(whole)
+            for _, module, attribute, parameter in swapped:
+                module._parameters[attribute] = others[id(parameter)]
+            try:
+                yield
+            except ENDS as error:
+                if writeback:  # the other ranks are about to write back and must not
+                    with suppress(*ENDS), agreement(runtime.ranks, "full_params"):
+                        raise error
+                raise
+            if writeback:
+                _write_back(runtime, swapped)
+        finally:
+            _leave(runtime, swapped, hooks)
+    finally:  # an interrupt may have come at any line of the first time
+        _leave(runtime, swapped, hooks)
 
 
-def _suspend_load_hooks(modules: list[nn.Module]) -> list[tuple[dict[int, Any], int, Any]]:
-    """Removes FSDP2's hooks after load_state_dict: they expect the shards that full_params has replaced.
+# The dict that holds a hook, its key and the hook.
+_Hook = tuple[dict[int, Any], int, Any]
 
-    Returns:
-        For each hook the dict that held it, its key and the hook.
-    """
-    taken: list[tuple[dict[int, Any], int, Any]] = []
-    for held in {id(module): module._load_state_dict_post_hooks for module in modules}.values():
-        for key, hook in list(held.items()):
-            if (getattr(hook, "__module__", None) or "").startswith("torch.distributed.fsdp"):
-                taken.append((held, key, held.pop(key)))
-    return taken
+
+def _load_hooks(modules: list[nn.Module]) -> list[_Hook]:
+    """Returns FSDP2's hooks after load_state_dict: they expect the shards that full_params replaces."""
+    return [
+        (held, key, hook)
+        for held in {id(module): module._load_state_dict_post_hooks for module in modules}.values()
+        for key, hook in held.items()
+        if (getattr(hook, "__module__", None) or "").startswith("torch.distributed.fsdp")
+    ]
+
+
+def _leave(runtime: Runtime, swapped: list[_Place], hooks: list[_Hook]) -> None:
+    """Undoes what `full_params` has shown, or what an interrupted call of this has left of it."""
+    if not runtime.whole:
+        return
+    for leaf in runtime.leaves:
+        for place in leaf.places:
+            place.hide_whole()
+    for _, module, attribute, parameter in swapped:
+        module._parameters[attribute] = parameter
+    for held, key, hook in hooks:
+        held[key] = hook
+    runtime.whole = False
 
 
 # Name, module, attribute and parameter. Any: no type describes a DTensor that is an nn.Parameter.

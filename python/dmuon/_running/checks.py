@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from dmuon._running.divide_factor import problem_of_factors
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.options import dtypes_of
-from dmuon._setup.place import clean_name, joined
+from dmuon._setup.place import State, clean_name, joined
 from dmuon._setup.ranks import rows_of
 from dmuon._setup.sharded import fsdp_modules, managed_by_fsdp
 from dmuon._setup.units import Unit
@@ -24,15 +24,20 @@ def check_parameters(model: nn.Module, dedication: Dedication, facts: list[str])
     `facts` gets the parameters that are trainable now.
 
     Raises:
-        ValueError: the user has added, frozen or unfrozen a parameter, or replaced the module of a leaf. Wrappers
-            around modules are no change. After a start on the meta device leaves may be frozen, because modules hold
-            them.
+        ValueError: an earlier Muon has put placeholders in. Or the user has added, frozen or unfrozen a parameter, or
+            replaced the module of a leaf. Wrappers around modules are no change. After a start on the meta device
+            leaves may be frozen, because modules hold them.
     """
     modules = dict(model.named_modules())
     present = set(modules.values())
     whole = "after dedicate_params. Expected: the whole model, as it is trained, at dedicate_params."
     for leaf in dedication.leaves:
         for place in leaf.places:
+            if place.state in (State.PLACEHOLDER, State.WEIGHT):
+                raise ValueError(
+                    "Muon: model: an earlier Muon(model) was interrupted or has failed, and the matrices have lost "
+                    "their values. Expected: a new model for dedicate_params and Muon."
+                )
             if place.module not in present or place.is_replaced():
                 raise ValueError(f"Muon: model: '{leaf.name}' or its module was replaced or removed {whole}")
     for path, module in modules.items():

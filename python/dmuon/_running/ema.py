@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.nn as nn
+from torch.utils.hooks import RemovableHandle
 
 from dmuon._running.runtime import runtime_of
 from dmuon._saving.fits import form, misfit
@@ -51,8 +51,6 @@ class Ema:
             decay = _checked_decay(decay, "Ema")
             facts.append(f"decay {decay}")
         self.decay, self.num_updates = decay, 0
-        # The number of means and masters that have changed places, and the former values of a pair that is about to.
-        self._exchanged: tuple[int, list[tuple[torch.Tensor, torch.Tensor]]] = (0, [])
         runtime.num_means += 1
         self._name = f"mean {runtime.num_means}"
         grouped = {id(p) for p in runtime.step_agreement.host_parameters()}  # also what is frozen for a while
@@ -87,41 +85,47 @@ class Ema:
     def applied(self) -> Iterator[None]:
         """Makes the model compute with the mean, and its `state_dict()` return the mean. Refuses training.
 
-        Collective over the mesh on entry and exit. A rank needs memory for two copies of its largest owned matrix, and
-        for one of its part of the parameters that AdamW updates.
+        Collective over the mesh on entry and exit. A rank needs memory for a copy of its part of the parameters that
+        AdamW updates. After an interrupt, also one of the exit, the weights are as before.
 
         Raises:
             ValueError: the call is inside `applied` or `full_params`, or ranks have come to different calls.
         """
-        runtime = self._runtime
-        runtime.refuse_inside_full_params("Ema.applied()")
-        runtime.refuse_while_averaged("Ema.applied()")
-        runtime.meet("Ema.applied()")
-        weights = [weight.clone() for _, weight in self._local()]
-        hooks = [module.register_state_dict_post_hook(_give_copies) for module in runtime.model.modules()]
-        self._exchanged, version = (0, []), runtime.version
-        runtime.set_averaged(True)
+        runtime, call = self._runtime, "Ema.applied()"
+        runtime.refuse_inside_full_params(call)
+        runtime.refuse_while_averaged(call)
+        runtime.end_passes(call)
+        version, weights = runtime.version, [weight.clone() for _, weight in self._local()]
+        hooks: list[RemovableHandle] = []
         try:
-            self._exchange_masters()
-            with torch.no_grad():
+            try:
+                runtime.set_averaged(True)
+                for module in runtime.model.modules():
+                    hooks.append(module.register_state_dict_post_hook(_give_copies))
+                runtime.engine.compute_with(self._name, call)
                 for mean, weight in self._local():
                     weight.copy_(mean)
-            runtime.publish()
-            yield
-        finally:
-            runtime.meet("the end of Ema.applied()")
-            num_exchanged, begun = self._exchanged
-            with torch.no_grad():
-                for tensor, value in begun:
-                    tensor.copy_(value)
-                self._exchange_masters(num_exchanged)
-                for (_, weight), own in zip(self._local(), weights, strict=True):
-                    weight.copy_(own)
-            for hook in hooks:
-                hook.remove()
-            runtime.publish()
-            runtime.version = version  # the weights are those of before
-            runtime.set_averaged(False)
+                runtime.renew_version()
+                yield
+            finally:
+                self._leave(version, weights, hooks)
+        finally:  # an interrupt may have come at any line of the first time
+            self._leave(version, weights, hooks)
+
+    def _leave(self, version: int, weights: list[torch.Tensor], hooks: list[RemovableHandle]) -> None:
+        """Undoes what `applied` has done, or what an interrupted call of this has left of it."""
+        runtime, call = self._runtime, "the end of Ema.applied()"
+        if not runtime.is_averaged:
+            return
+        runtime.end_passes(call)
+        runtime.engine.compute_with(MASTER, call)
+        for (_, weight), own in zip(self._local(), weights, strict=True):
+            weight.copy_(own)
+        for hook in hooks:
+            hook.remove()
+        runtime.renew_version()  # FSDP2's gathers wait for these weights
+        runtime.version = version
+        runtime.set_averaged(False)
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
@@ -190,17 +194,6 @@ class Ema:
         """Yields (mean, weight) of this rank's part of the other parameters."""
         for name, parameter in self._others.items():
             yield local_part(self._means[name]), local_part(parameter)
-
-    @torch.no_grad()
-    def _exchange_masters(self, most: int | None = None) -> None:
-        """Exchanges means and masters, or the first `most` of them alone."""
-        self._runtime.engine.drain()  # publications read masters
-        for number, (mean, master) in enumerate(itertools.islice(self._owned(), most)):
-            of_mean, of_master = mean.clone(), master.clone()
-            self._exchanged = number, [(mean, of_mean), (master, of_master)]  # an interrupt may come between any two
-            master.copy_(of_mean)
-            mean.copy_(of_master)
-            self._exchanged = number + 1, []
 
 
 def _give_copies(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

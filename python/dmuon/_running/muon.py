@@ -169,6 +169,7 @@ class Muon(torch.optim.Optimizer):
             super().__init__([*of_muon, *of_adamw], {**muon})
             self.state.update(self._owned_states())
         self._is_made = True
+        dedication.runtime = self._runtime  # last, so that no call goes on with a half-made optimizer
 
     # ---- groups ----
 
@@ -393,16 +394,14 @@ class Muon(torch.optim.Optimizer):
             removed = removed_states(self.state, self._leaf_of)
             facts += [f"the state of '{parameter._name}' removed" for parameter in removed]
         self._runtime.renew_states(self.state, removed, self._leaf_of)
-        live = self.state
-        self.state = saved_state(live, self.param_groups, self._leaf_of, self._runtime.shards)
-        # Hooks before a save have run, on the live state. The others see the groups as they are saved.
-        self._optimizer_state_dict_pre_hooks = OrderedDict()
-        self._optimizer_state_dict_post_hooks = OrderedDict()
-        try:
-            packed = super().state_dict()
-        finally:
-            self._optimizer_state_dict_pre_hooks, self._optimizer_state_dict_post_hooks = before, after
-            self.state = live
+        # Torch packs another object, so that this one is whole wherever an interrupt comes. Hooks before a save have
+        # run, on the live state. The others see the groups as they are saved.
+        of_torch = object.__new__(torch.optim.Optimizer)
+        vars(of_torch).update(vars(self))
+        of_torch.state = saved_state(self.state, self.param_groups, self._leaf_of, self._runtime.shards)
+        of_torch._optimizer_state_dict_pre_hooks = OrderedDict()
+        of_torch._optimizer_state_dict_post_hooks = OrderedDict()
+        packed = torch.optim.Optimizer.state_dict(of_torch)
         packed = with_saved_groups(packed, self.param_groups, self._leaf_of, self._runtime.leaves)
         for hook in after.values():
             changed = hook(self, packed)

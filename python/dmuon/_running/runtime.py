@@ -172,13 +172,17 @@ class Runtime:
 
     def meet(self, call: str) -> None:
         """Waits until all ranks have come to `call`, outside of passes. Collective."""
+        self.end_passes(call)
+        self.engine.meet(call)
+
+    def end_passes(self, call: str) -> None:
+        """Ends what passes have left open on this rank, before `call`."""
         self.refuse_offloaded(call)
         self.one_thread.refuse_others(call)
         self.step_agreement.end_failed_backward()
         self.show_placeholders()
         for module in self.fsdp_modules:
             module.reshard()
-        self.engine.meet(call)
 
     def _bind(self, index: int, policy: MixedPrecisionPolicy) -> UnitWeights:
         unit = self.engine.unit(index)
@@ -294,8 +298,9 @@ class Runtime:
 
     def set_averaged(self, is_averaged: bool) -> None:
         """Notes that the weights are a mean from now on, or are the weights again."""
-        self.is_averaged = is_averaged
+        self.is_averaged = True  # until the engine knows: an interrupt may come in between
         self.engine.refuse_backward(_inside_applied("a backward") if is_averaged else "")
+        self.is_averaged = is_averaged
 
     def refuse_while_averaged(self, what: str) -> None:
         """Raises ValueError while the weights are a mean, or offloaded."""

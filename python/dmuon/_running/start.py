@@ -129,7 +129,6 @@ def start(
         refuse_fully_shard(model, dedication.leaves)
         guard_casts(runtime)
     runtime.plain.join()
-    dedication.runtime = runtime
     if device.type == "cpu":
         give_back_heap()  # the values of before, of which owners have copies; and what costs were measured with
     if dedication.ranks.owner == 0:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from dmuon._saving.fits import form, misfit
 from dmuon._saving.owned_shards import MASTER, OwnedShards
-from dmuon._saving.saved_algorithm import SavedAlgorithm, algorithm_to_save
+from dmuon._saving.saved_algorithm import SavedAlgorithm, algorithm_to_save, views_to_save
 from dmuon._saving.saved_matrices import members_of
 from dmuon._setup.hyperparameters import adamw_moments, check_group, resolved_coefficients, rule_of, settings_of
 from dmuon._setup.leaf import Leaf
@@ -116,12 +116,12 @@ def with_saved_groups(
     """Returns a state dict of `torch.optim.Optimizer` with groups to save in place of the live `groups`' values."""
     members = members_of(groups, leaf_of, leaves)
     members = members if len(members) > 1 else {}
-    numbered = enumerate(packed["param_groups"])
-    saved = [_saved_group(group, leaves, members.get(number, "")) for number, group in numbered]
+    views, numbered = views_to_save(leaves), enumerate(packed["param_groups"])
+    saved = [_saved_group(group, views, members.get(number, "")) for number, group in numbered]
     return {**packed, "param_groups": saved}
 
 
-def _saved_group(group: dict[str, Any], leaves: Sequence[Leaf], members: str) -> dict[str, Any]:
+def _saved_group(group: dict[str, Any], views: Mapping[str, str], members: str) -> dict[str, Any]:
     """Returns a group for a state dict, with values that torch.distributed.checkpoint and torch.optim.Muon can read.
 
     A dtype becomes its name. A name of coefficients becomes one (a, b, c), if they are equal in every step. For the
@@ -130,7 +130,7 @@ def _saved_group(group: dict[str, Any], leaves: Sequence[Leaf], members: str) ->
     saved = dict(group)
     if group["algorithm"] == "muon":
         is_cautious = group.get("cautious_weight_decay", False)
-        saved["algorithm"] = algorithm_to_save(rule_of(group), is_cautious, leaves, members)
+        saved["algorithm"] = algorithm_to_save(rule_of(group), is_cautious, views, members)
     for key, value in group.items():
         if isinstance(value, torch.dtype):
             saved[key] = str(value)

@@ -19,10 +19,15 @@ _CAUTIOUS = "+cautious_weight_decay"
 _MEMBERS = ""  # the key of the group's members, among names of leaves
 
 
-def algorithm_to_save(rule: str, is_cautious: bool, leaves: Sequence[Leaf], members: str) -> str:
-    """Returns the text. A leaf that is one matrix is not listed, and neither are the `members` if they are ""."""
-    words = {_MEMBERS: members} | {leaf.name: described(leaf.views, leaf.shape) for leaf in leaves}
-    listed = json.dumps({name: view for name, view in words.items() if view})
+def views_to_save(leaves: Sequence[Leaf]) -> dict[str, str]:
+    """Returns the views in words by the names of their leaves. A leaf that is one matrix is not listed."""
+    words = {leaf.name: described(leaf.views, leaf.shape) for leaf in leaves}
+    return {name: view for name, view in words.items() if view}
+
+
+def algorithm_to_save(rule: str, is_cautious: bool, views: Mapping[str, str], members: str) -> str:
+    """Returns the text. The `members` are not listed if they are ""."""
+    listed = json.dumps({_MEMBERS: members, **views} if members else views)
     return f"{rule}{_CAUTIOUS if is_cautious else ''} {listed}"
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from dmuon._saving.saved_algorithm import SavedAlgorithm
-from dmuon._setup.leaf import Leaf, described
+from dmuon._saving.saved_algorithm import SavedAlgorithm, views_to_save
+from dmuon._setup.leaf import Leaf
 from dmuon._setup.shown import listed
 
 _MOST_NAMED = 3
@@ -41,30 +41,29 @@ def require_saved_matrices(
         ValueError: a leaf has other views now, or another name; or the checkpoint has other groups of matrices. Names
             the leaf, or the first group that differs.
     """
+    now = views_to_save(leaves)  # described once: there may be as many groups as leaves
     for algorithm in dict.fromkeys(map(SavedAlgorithm.of, saved)):
-        if algorithm.listed:
-            _require_views(algorithm.views(), leaves)
+        if algorithm.listed and (views := algorithm.views()) != now:
+            _refuse_views(views, now, [leaf.name for leaf in leaves])
     _require_members(saved, members_of(groups, leaf_of, leaves))
 
 
-def _require_views(saved: Mapping[str, str], leaves: Sequence[Leaf]) -> None:
-    if unknown := [f"'{name}'" for name in sorted(saved.keys() - {leaf.name for leaf in leaves})]:
+def _refuse_views(saved: Mapping[str, str], now: Mapping[str, str], leaves: Sequence[str]) -> NoReturn:
+    if unknown := [f"'{name}'" for name in sorted(saved.keys() - {*leaves})]:
         raise ValueError(
             "Muon.load_state_dict: the checkpoint has matrices that this model has not, "
             f"{listed(unknown, _MOST_NAMED)}. Expected: the model, with its depth and names, of which the "
             "checkpoint is. Where names alone differ, accepts_other_views = True of the dmuon.Muon itself loads "
             "it, if views need no comparison."
         )
-    pairs = [(leaf.name, saved.get(leaf.name, ""), described(leaf.views, leaf.shape)) for leaf in leaves]
-    if differing := [
-        f"'{name}' was {then or _WHOLE} and is {now or _WHOLE} now" for name, then, now in pairs if then != now
-    ]:
-        raise ValueError(
-            f"Muon.load_state_dict: views: {listed(differing, _MOST_NAMED, '; ')}. Expected: the views by "
-            "select and dmuon.views.by_class with which the training began, because Muon comes to another result "
-            "with others. To go on with others nevertheless, set accepts_other_views = True of the dmuon.Muon "
-            "itself, not of a wrapper, on all ranks before."
-        )
+    words = [(name, saved.get(name, _WHOLE), now.get(name, _WHOLE)) for name in leaves]
+    differing = [f"'{name}' was {then} and is {view} now" for name, then, view in words if then != view]
+    raise ValueError(
+        f"Muon.load_state_dict: views: {listed(differing, _MOST_NAMED, '; ')}. Expected: the views by "
+        "select and dmuon.views.by_class with which the training began, because Muon comes to another result "
+        "with others. To go on with others nevertheless, set accepts_other_views = True of the dmuon.Muon "
+        "itself, not of a wrapper, on all ranks before."
+    )
 
 
 def _require_members(saved: Sequence[dict[str, Any]], now: Mapping[int, str]) -> None:

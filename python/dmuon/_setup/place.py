@@ -171,12 +171,11 @@ class Place:
 
     def show_placeholder(self) -> None:
         """Puts the placeholder in, unless the user has replaced the weight: `show_weight` will refuse that."""
-        was = self.state
-        if self._placeholder is None:
+        if self.state is not State.WEIGHT:
             self._refuse(State.PLACEHOLDER)
-        self._enter(State.PLACEHOLDER)
-        if was is State.WHOLE or self.module._parameters.get(self.attribute) is self._weight:
+        if self.module._parameters.get(self.attribute) is self._weight:
             self.module._parameters[self.attribute] = self._placeholder
+        self.state = State.PLACEHOLDER  # last, so that a call that is interrupted can be repeated
 
     def begin_forward(self) -> None:
         """Replaces the placeholder by the one of the compute dtype, if there is one."""
@@ -200,9 +199,15 @@ class Place:
             parameters[self.attribute] = other
 
     def show_whole(self, parameter: nn.Parameter) -> None:
-        """Puts a parameter with all values in, until the placeholder returns."""
+        """Puts a parameter with all values in, until `hide_whole`."""
         self._enter(State.WHOLE)
         self.module._parameters[self.attribute] = parameter
+
+    def hide_whole(self) -> None:
+        """Puts the placeholder back, if `show_whole` has replaced it. A call that is interrupted can be repeated."""
+        if self.state is State.WHOLE:
+            self.module._parameters[self.attribute] = self._placeholder
+            self._enter(State.PLACEHOLDER)
 
     def _enter(self, state: State) -> None:
         if (self.state, state) not in _LEGAL:

@@ -232,6 +232,7 @@ void add_step(EngineClass& engine) {
       .def("scale_gradients", &Engine::scale_gradients, py::arg("factor"), no_gil)
       .def("scale_gradient", &Engine::scale_gradient, py::arg("leaf"), py::arg("factor"), no_gil)
       .def("publish", &Engine::publish, no_gil)
+      .def("compute_with", &Engine::compute_with, py::arg("name"), py::arg("call"), no_gil)
       .def("clear_gradient", &Engine::clear_gradient, py::arg("leaf"), no_gil)
       .def("zero_gradient", &Engine::zero_gradient, py::arg("leaf"), no_gil)
       .def_property_readonly("mesh", [](Engine& e) { return e.mesh(); })

@@ -199,6 +199,11 @@ class Engine : private schedule::Performer, public std::enable_shared_from_this<
   /// As step(), where the owners' weights have been changed by other means.
   void publish();
 
+  /// Lets the model compute with a named tensor in place of the masters, which it then holds, or
+  /// with the masters again (kMaster). Meets at `call` before. Does nothing the second time, so a
+  /// caller may repeat a call that it cannot know to be done.
+  void compute_with(const std::string& name, const std::string& call);
+
   /// False, under no_sync: gradients of the next backwards stay at the column members. Equal on all
   /// ranks.
   void set_sync(bool sync);
@@ -279,6 +284,7 @@ class Engine : private schedule::Performer, public std::enable_shared_from_this<
   HostSums host_sums_;
   Placeholders placeholders_;
   std::int64_t num_compared_ = 0;
+  std::string computes_with_ = wire::kMaster;  // the name of the tensor that masters hold
   std::function<void()> before_end_;
   OtherGradients others_;
   std::string no_backward_;  // why, if none may begin

@@ -13,6 +13,7 @@
 #include "dmuon/engine/agreement.h"
 #include "dmuon/engine/engine.h"
 #include "dmuon/engine/stopwatch.h"
+#include "dmuon/wire/plain_mode.h"
 
 namespace dmuon::engine {
 
@@ -164,6 +165,19 @@ void Engine::publish() {
   has_second_order_ = false;
   executor_.profile().set_phase(Phase::kStep);
   resolver_.publish();
+}
+
+void Engine::compute_with(const std::string& name, const std::string& call) {
+  if (name == computes_with_) return;
+  const std::string& other = name == wire::kMaster ? computes_with_ : name;
+  meet(call);
+  drain();  // publications read masters
+  {
+    const wire::PlainMode plain;
+    owned().exchange(wire::kMaster, other);
+  }
+  computes_with_ = name;
+  publish();
 }
 
 }  // namespace dmuon::engine

@@ -20,8 +20,8 @@ using core::ParameterIndex;
 
 namespace {
 
-// CPUs convert a piece to fp64 in memory to measure it: 32 MB.
-constexpr std::int64_t kNormElements = std::int64_t{1} << 22;
+// A piece takes memory of its own: 16 MB to be exchanged, and 32 MB in fp64 where CPUs measure it.
+constexpr std::int64_t kOwnedPiece = std::int64_t{1} << 22;
 
 std::vector<std::int64_t> whole_matrix(const layout::View& view) { return {view.rows, view.cols}; }
 
@@ -98,6 +98,29 @@ void Owned::remove(const std::string& name) {
   for (OwnedBatch& batch : batches_) {
     pool_->count(-static_cast<std::int64_t>(batch.tensors.at(name).nbytes()));
     batch.tensors.erase(name);
+  }
+}
+
+void Owned::exchange(const std::string& first, const std::string& second) {
+  require_name(first);
+  require_name(second);
+  std::int64_t largest = 0;
+  for (const OwnedBatch& batch : batches_)
+    largest = std::max(largest, batch.tensors.at(first).numel());
+  // Before anything changes: memory may not suffice.
+  const at::Tensor spare = pool_->empty({std::min(largest, kOwnedPiece)}, at::kFloat);
+  for (const OwnedBatch& batch : batches_) {
+    const auto pieces = [&](const std::string& name) {
+      return batch.tensors.at(name).view({-1}).split(kOwnedPiece);
+    };
+    const std::vector<at::Tensor> others = pieces(second);
+    std::size_t index = 0;
+    for (at::Tensor& piece : pieces(first)) {
+      const at::Tensor& other = others[index++];
+      const at::Tensor kept = spare.narrow(0, 0, piece.numel()).copy_(piece);
+      piece.copy_(other);
+      other.copy_(kept);
+    }
   }
 }
 
@@ -189,7 +212,7 @@ std::vector<GradientPiece> Owned::gradient_pieces() {
   for (const OwnedBatch& batch : batches_) {
     for (std::size_t position = 0; position < batch.parameters.size(); ++position) {
       const at::Tensor whole = batch.part(kGradient, position, position + 1).view({-1});
-      for (const at::Tensor& values : whole.split(kNormElements))
+      for (const at::Tensor& values : whole.split(kOwnedPiece))
         pieces.push_back({batch.parameters[position], values});
     }
   }

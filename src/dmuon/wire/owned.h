@@ -78,6 +78,11 @@ class Owned {
   /// @throws InvalidArgument as require_name.
   void remove(const std::string& name);
 
+  /// Exchanges the values of two named tensors of equal sizes. Takes memory for a piece of one.
+  /// @throws InvalidArgument as require_name. Then, or if memory does not suffice, nothing has
+  /// changed.
+  void exchange(const std::string& first, const std::string& second);
+
   bool has_name(const std::string& name) const;
   /// @throws InvalidArgument that lists the known names, also on ranks that own nothing.
   void require_name(const std::string& name) const { named(name); }
