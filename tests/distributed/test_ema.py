@@ -249,6 +249,7 @@ def decays_that_differ(mesh: Any) -> None:
 @refused("Ema.applied: step() inside it", what="step")
 @refused("Ema.applied: a backward inside it", what="backward")
 @refused("Ema.applied: a backward inside it", what="forward and backward")
+@refused("Ema.applied: a backward inside it", what="graph")
 @refused("Ema.applied: opt.state_dict() inside it", what="save")
 @refused("Ema.applied: opt.load_state_dict() inside it", what="load")
 @refused("Ema.applied: load_state_dict() inside it", what="load the model")
@@ -269,6 +270,7 @@ def while_applied(mesh: Any, what: str) -> None:
                 "step": opt.step,
                 "backward": outside.backward,
                 "forward and backward": lambda: loss_of(model, batch(2)).backward(),
+                "graph": lambda: outside.backward(create_graph=True),
                 "save": opt.state_dict,
                 "load": lambda: opt.load_state_dict(state),
                 "load the model": lambda: model.load_state_dict(weights),
