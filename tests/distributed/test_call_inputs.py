@@ -257,6 +257,30 @@ def of_a_buffer(model: Model, x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+class Mixer(nn.Module):
+    """Reads weights of two blocks, which it does not hold, and writes into its second input."""
+
+    def __init__(self, blocks: nn.ModuleList) -> None:
+        super().__init__()
+        self.blocks = (*blocks,)
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        first, second = self.blocks
+        out += torch.tanh(x @ first.up.weight.T) @ second.up.weight
+
+
+class Mixed(Model):
+    def __init__(self, call: Callable[..., Any], use: Callable[..., torch.Tensor]) -> None:
+        super().__init__(call, use)
+        self.mixer = Mixer(self.blocks)
+
+
+def mixed(model: Mixed, x: torch.Tensor) -> torch.Tensor:
+    out = one_after_the_other(model, x) * 1.0
+    model.mixer(x, out)
+    return out
+
+
 def no_blocks(model: nn.Module) -> list[nn.Module]:
     """The model alone is under fully_shard."""
     return []
@@ -268,9 +292,14 @@ def reads_weights(block: nn.Module, inputs: Any) -> Any:
 
 
 def trained(
-    s: Session, call: Callable[..., Any], use: Callable[..., torch.Tensor], units: Any = None, hook: Any = None
+    s: Session,
+    call: Callable[..., Any],
+    use: Callable[..., torch.Tensor],
+    units: Any = None,
+    hook: Any = None,
+    made: Any = Model,
 ) -> None:
-    model = Model(call, use)
+    model = made(call, use)
     for block in model.blocks if hook else ():
         block.register_forward_pre_hook(hook)
     s.start(model, units=units)
@@ -308,6 +337,8 @@ def trained(
         ((4,), REPLICATED, {"call": asks, "use": partial(of_itself, trains=True)}),
         ((2, 2), AHEAD, {"call": asks, "use": partial(of_itself, trains=False)}),
         ((1,), REPLICATED, {"call": asks, "use": partial(of_itself, trains=False)}),
+        ((2, 2), AHEAD, {"call": looks_at, "use": mixed, "made": Mixed}),
+        ((1,), REPLICATED, {"call": looks_at, "use": mixed, "made": Mixed}),
         ((2, 2), AHEAD, {"call": checkpoints_itself, "use": one_after_the_other}),
         ((1,), KEPT, {"call": checkpoints_itself, "use": one_after_the_other}),
         ((2, 2), AHEAD, {"call": if_marked, "use": of_marked}),

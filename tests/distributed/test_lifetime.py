@@ -20,8 +20,8 @@ from models import batch, loss_of, make_gpt
 import dmuon
 
 
-def trained():
-    model = make_gpt(depth=1)
+def trained(depth=1):
+    model = make_gpt(depth=depth)
     dmuon.dedicate_params(model)
     optimizer = dmuon.Muon(model, lr=2e-2, ns_dtype=torch.float32)
     loss_of(model, batch(0)).backward()
@@ -42,11 +42,21 @@ def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_model_whose_forward_was_interrupted_is_freed():
+def test_a_model_that_keeps_an_output_is_freed():
+    model, optimizer = trained(depth=2)
+    model.kept = model.blocks[1](model.blocks[0](torch.randn(2, 5, model.blocks[0].up.in_features))).mean()
+    alive = [weakref.ref(model), weakref.ref(optimizer)]
+    del model, optimizer
+    gc.collect()
+    assert [ref() for ref in alive] == [None, None]
+
+
+@pytest.mark.parametrize("place", ["norm", "blocks.1", "blocks.1.down"])
+def test_a_model_whose_forward_was_interrupted_is_freed(place):
     num_threads = []
     for _ in range(3):
-        model, optimizer = trained()
-        model.norm.register_forward_pre_hook(interrupt)
+        model, optimizer = trained(depth=2)
+        model.get_submodule(place).register_forward_pre_hook(interrupt, prepend=True)
         with pytest.raises(KeyboardInterrupt):
             model(batch(0))
         del model, optimizer

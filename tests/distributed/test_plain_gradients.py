@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -274,6 +275,40 @@ def shared(s: Session) -> None:
 @pytest.mark.parametrize(("mesh", "schedule"), MESHES)
 def test_a_gradient_that_comes_twice_in_a_backward_is_whole(ranks, mesh, schedule):
     *notes, expected = check(ranks, shared, mesh, schedule=schedule)
+    for norms in notes:
+        assert norms == pytest.approx(expected, rel=1e-4)
+
+
+def stop(gradient: torch.Tensor) -> None:
+    raise InterruptedError
+
+
+def cleared_after_an_error(s: Session) -> None:
+    """All gradients of the backward that raises have come, that of `table` twice."""
+    torch.manual_seed(0)
+    s.start(Shared(), units=None)
+
+    def loss(model: nn.Module, rank: int, raises: bool = False) -> torch.Tensor:
+        x = torch.randn(4, 12, generator=torch.Generator().manual_seed(rank), requires_grad=True)
+        if raises:
+            x.register_hook(stop)
+        return model(x).square().mean()
+
+    s.backward(loss)
+    s.step()
+    s.model.uses = s.model.blocks
+    if not s.reference:
+        with pytest.raises(InterruptedError):
+            s.backward(partial(loss, raises=True))
+        s.model.zero_grad()
+    s.backward(loss)
+    s.clip(0.5)
+    s.step()
+
+
+@pytest.mark.parametrize(("mesh", "schedule"), MESHES)
+def test_a_gradient_that_is_cleared_after_an_error_stays_cleared(ranks, mesh, schedule):
+    *notes, expected = check(ranks, cleared_after_an_error, mesh, schedule=schedule)
     for norms in notes:
         assert norms == pytest.approx(expected, rel=1e-4)
 

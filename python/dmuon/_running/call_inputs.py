@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -76,7 +77,10 @@ def _share_python_side(given: torch.Tensor, watched: torch.Tensor) -> None:
     if _is_wrapper(given):
         return
     watched.__dict__ = given.__dict__
-    if not issubclass(type(given), nn.Parameter):  # which is a leaf
+    if isinstance(given, nn.Parameter):  # a class of leaves
+        watched._is_param = True  # type: ignore[attr-defined]  # so that it counts as one
+        return
+    with contextlib.suppress(TypeError):  # no Python object changes to a class with __slots__
         watched.__class__ = type(given)
 
 
@@ -115,9 +119,11 @@ def _take_change(module: str, given: torch.Tensor, watched: torch.Tensor) -> boo
 def _moved(given: torch.Tensor, watched: torch.Tensor) -> str:
     """Says how the call has let its tensor show other memory than the caller's, if it has."""
     how = ""
-    if not given.is_nested and (given.shape, given.stride()) != (watched.shape, watched.stride()):
+    if given.is_nested or given.layout is not torch.strided or not watched.numel():  # none: it has freed its input
+        return ""
+    if (given.shape, given.stride()) != (watched.shape, watched.stride()):
         how = f"from shape {tuple(given.shape)} to {tuple(watched.shape)}"
-    elif given.layout is torch.strided and not _is_wrapper(given):
+    elif not _is_wrapper(given):
         is_alias = torch._C._is_alias_of(given, watched)  # type: ignore[attr-defined]
         if not is_alias or given.storage_offset() != watched.storage_offset():
             how = "to other memory (x.data = y)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, cast
@@ -30,6 +29,7 @@ from dmuon._running.structures import (
     is_transformed,
     map_tensors,
 )
+from dmuon._running.weak_call import WeakCall
 
 
 def add_hooks(runtime: Runtime) -> None:
@@ -67,11 +67,12 @@ def _begin(runtime: Runtime) -> Any:
                 "wrong gradients of gradients. Expected: dmuon without fully_shard, and dedicate_params(..., "
                 "reshard_after_forward=False); or the gradient under torch.no_grad(), with reshard_after_forward=False."
             )
-        is_inner = is_inside_itself(runtime.model)
-        if not _C.in_backward() and not is_inner:
+        if is_inside_itself(runtime.model):
+            return
+        if not _C.in_backward():
             runtime.one_thread.begin("a forward")
             runtime.step_agreement.end_failed_backward()
-        runtime.begin_forward(is_inner)
+        runtime.begin_forward()
 
     return begin
 
@@ -79,16 +80,14 @@ def _begin(runtime: Runtime) -> Any:
 def _end(runtime: Runtime) -> Any:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def end(module: nn.Module, args: Any, output: Any) -> None:
-        is_inner = is_inside_itself(runtime.model)
-        if not _C.in_backward() and not is_inner:
-            if runtime.one_thread.is_held_by_another():
-                return  # this thread's forward was refused, and the other's goes on
-            runtime.one_thread.end()
         read = runtime.last_met  # by an operation
-        explain_mixed(runtime)
-        if is_inner:
-            runtime.last_met = read
-        runtime.end_forward(is_inner)
+        if not is_inside_itself(runtime.model):
+            if not _C.in_backward():
+                if runtime.one_thread.is_held_by_another():
+                    return  # this thread's forward was refused, and the other's goes on
+                runtime.one_thread.end()
+            explain_mixed(runtime)
+            runtime.end_forward()
         if torch.is_grad_enabled():
             runtime.engine.watch_root_outputs(computed_tensors(output))
             _expect_same_weights(runtime, read, output)
@@ -106,6 +105,7 @@ class _Calls:
         self, runtime: Runtime, index: int, module: nn.Module, autocast: torch.dtype | None, reader: bool
     ) -> None:
         self._runtime, self._index, self._autocast, self._reader = runtime, index, autocast, reader
+        self._module = module
         self._open: list[tuple[_C.Call, CallInputs]] = []
         # Hooks prepended after fully_shard run before FSDP2's. So the engine issues the operations of a skipped unit
         # before FSDP2 can block the host. The same holds in a backward, because we watch inputs inside of FSDP2's hook
@@ -155,7 +155,7 @@ class _Calls:
 
         def watch(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
             # The end comes before the engine frees the weights, which a checkpoint inside the module may have changed.
-            return self._runtime.engine.watch_inputs(self._index, inputs, call, self._end_in_backward)
+            return self._runtime.engine.watch_inputs(self._index, inputs, call, WeakCall(_Calls._end_in_backward, self))
 
         return call_inputs.watched((args, kwargs), watch)
 
@@ -176,10 +176,10 @@ class _Calls:
             return output
         # Before any Python hook: all of a tensor's Python hooks, FSDP2's too, run in the place of its first one.
         runtime.engine.watch_outputs(index, outputs, call)
-        enters = functools.partial(self._enter_backward, runtime.version)
+        enters = WeakCall(_Calls._enter_backward, self, runtime.version)
         for tensor in outputs if runtime.units[index].leaves else ():
             tensor.register_hook(enters)
-        skipped = functools.partial(self._enter_skipped, module, runtime.version)
+        skipped = WeakCall(_Calls._enter_skipped, self, runtime.version)
         for tensor in outputs:
             _C.on_skipped_gradient(tensor, skipped)
         return output
@@ -189,32 +189,27 @@ class _Calls:
 
         A checkpoint's recomputation of the call may read, and save, weights that others have put in.
         """
-        readers, version = self._runtime.readers[self._index], self._runtime.version
+        _on_gradients(output, WeakCall(_Calls._enter_reader, self, self._runtime.version))
 
-        def read(gradient: torch.Tensor) -> None:
-            refuse_changed_weights(self._runtime, self._runtime.units[self._index].label, version)
-            if not torch.is_grad_enabled():
-                readers.begin()
-                readers.end()
+    def _enter_reader(self, version: int, gradient: torch.Tensor) -> None:
+        runtime = self._runtime
+        refuse_changed_weights(runtime, runtime.units[self._index].label, version)
+        if not torch.is_grad_enabled():
+            runtime.readers[self._index].begin()
+            runtime.readers[self._index].end()
 
-        _on_gradients(output, read)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _enter_skipped(self, module: nn.Module, version: int) -> None:
+    def _enter_skipped(self, version: int) -> None:
         """Does what the hooks on an output do, FSDP2's too, because the backward skips these."""
-        if isinstance(module, FSDPModule):
-            module._get_fsdp_state()._pre_backward(torch.empty(0))
+        if isinstance(self._module, FSDPModule):
+            self._module._get_fsdp_state()._pre_backward(torch.empty(0))
         if self._runtime.units[self._index].leaves:
             self._enter_backward(version)
 
-    # Autograd runs hooks inside of a compiled step, too.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _end_in_backward(self) -> None:
         if torch.is_grad_enabled():
             return  # create_graph=True, see Engine::enter_second_order
         self._runtime.weights[self._index].end_call_in_backward(self._reader)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _enter_backward(self, version: int, gradient: torch.Tensor | None = None) -> None:
         """Shows the weights, and holds the model. Raises ValueError if the forward had another version of them."""
         runtime = self._runtime
@@ -228,12 +223,16 @@ class _Calls:
 
 
 def _register_behind_fsdp(module: nn.Module, hook: Callable[..., Any]) -> None:
-    """Registers a pre-hook that runs behind FSDP2's, and before those of users, which may read weights too."""
+    """Registers a pre-hook that runs behind FSDP2's and earlier ones of ours.
+
+    Users' hooks, which may read weights too, come behind it, unless they are prepended to FSDP2's.
+    """
     module.register_forward_pre_hook(hook, with_kwargs=True)
     hooks = cast("OrderedDict[int, Any]", module._forward_pre_hooks)
     *others, _ = hooks
-    of_fsdp2 = [each for each in others if "torch.distributed.fsdp" in getattr(hooks[each], "__module__", "")]
-    for user in others[others.index(of_fsdp2[-1]) + 1 if of_fsdp2 else 0 :]:
+    modules = [str(getattr(hooks[each], "__module__", "")) for each in others]
+    ahead = [place for place, name in enumerate(modules) if name.startswith(("torch.distributed.fsdp", __name__))]
+    for user in others[ahead[-1] + 1 if ahead else 0 :]:
         hooks.move_to_end(user)
 
 
@@ -241,8 +240,7 @@ def _expect_same_weights(runtime: Runtime, read: int | None, output: Any) -> Non
     """Lets a backward through `output` raise ValueError after a change of weights. `read`: a leaf, if any was."""
     if read is None:
         return
-    refuse = functools.partial(refuse_changed_weights, runtime, runtime.leaves[read].name, runtime.version)
-    _on_gradients(output, refuse)
+    _on_gradients(output, WeakCall(refuse_changed_weights, runtime, runtime.leaves[read].name, runtime.version))
 
 
 def _on_gradients(output: Any, hook: Callable[[torch.Tensor], None]) -> None:

@@ -20,6 +20,7 @@ from dmuon import _C
 from dmuon._running.blocking import blocking_message
 from dmuon._running.host_gradients import sparse_error
 from dmuon._running.plain_parameters import PlainParameters
+from dmuon._running.weak_call import WeakCall
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import made_slots_group, slots_group
 from dmuon._setup.slices import local_part
@@ -37,7 +38,7 @@ class _Backward:
     parameters: list[torch.Tensor] = dataclasses.field(default_factory=list)  # in one order on all ranks
     large: list[torch.Tensor] = dataclasses.field(default_factory=list)  # not sent yet; the last one is next
     came: dict[torch.Tensor, int] = dataclasses.field(default_factory=dict)  # after so many triggers
-    sent: dict[torch.Tensor, torch.Tensor | None] = dataclasses.field(default_factory=dict)  # `.grad`, set aside
+    sent: dict[torch.Tensor, torch.Tensor | None] = dataclasses.field(default_factory=dict)  # `.grad` before more came
     late: dict[torch.Tensor, torch.Tensor] = dataclasses.field(default_factory=dict)  # what came after it was sent
     has: dict[torch.Tensor, bool] = dataclasses.field(default_factory=dict)  # of those sent: this rank has a gradient
     means: dict[torch.Tensor, torch.Tensor] = dataclasses.field(default_factory=dict)  # [elements], in messages
@@ -96,9 +97,8 @@ class PlainGradients:
                 other._places = None  # a backward may go through both, see _send_places
 
     def _listen(self) -> None:
-        send_early, average = weakref.WeakMethod(self._send_early), weakref.WeakMethod(self._average)
         self._engine.set_other_gradients(
-            lambda num_crossed: _call(send_early, num_crossed), lambda raised: _call(average, raised)
+            WeakCall(PlainGradients._send_early, self), WeakCall(PlainGradients._average, self)
         )
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -108,7 +108,6 @@ class PlainGradients:
 
     def add(self, parameters: Iterable[torch.Tensor], is_agreed: bool) -> None:
         """Adds the plain parameters of a group of AdamW's. `is_agreed` is as for `PlainParameters.add`."""
-        arrived = weakref.WeakMethod(self._arrived)
         for parameter in parameters:
             if parameter in self._added or self._ranks.num_slots == self._scale == 1:
                 continue
@@ -116,11 +115,13 @@ class PlainGradients:
             is_trainable = parameter.requires_grad
             if parameter.is_floating_point():
                 parameter.requires_grad_(True)  # frozen parameters allow no hooks
-                parameter.register_post_accumulate_grad_hook(lambda of: _call(arrived, of))
+                parameter.register_post_accumulate_grad_hook(WeakCall(PlainGradients._arrived, self))
                 # Their mean over the slots becomes the sum over the divide factor. At the source, so that sums of
                 # micro-steps, norms and momentum all have one size.
                 if self._scale != 1:
                     parameter.register_hook(functools.partial(torch.mul, other=self._scale))
+                for large in _large_of([parameter]):  # others leave when all have come
+                    parameter.register_hook(WeakCall(PlainGradients._arrives, self, weakref.ref(large)))
                 parameter.requires_grad_(is_trainable)
 
     def has_open(self) -> bool:
@@ -164,10 +165,7 @@ class PlainGradients:
         """
         backward, self._backward = self._backward or self._begin(), None
         backward.raised = raised
-        for parameter, sent in backward.sent.items():
-            if (late := parameter.grad) is not None:
-                backward.late[parameter] = late
-            parameter.grad = sent if late is None else late if sent is None else sent + late
+        self._take_late(backward)
         try:
             if self._added.agree():
                 self._list(backward)
@@ -244,6 +242,24 @@ class PlainGradients:
         in_order = sorted(reversed(_large_of(backward.parameters)), key=lambda p: places.get(p, _NEVER))
         backward.large = [parameter for parameter in reversed(in_order) if parameter not in backward.means]
 
+    def _arrives(self, of: weakref.ref[torch.Tensor], gradient: torch.Tensor) -> None:
+        """Sets aside what was sent of a gradient: autograd is about to accumulate more, which comes late."""
+        parameter, backward = of(), self._backward
+        if parameter is None or backward is None:
+            return
+        if parameter in backward.means and parameter not in backward.sent:
+            backward.sent[parameter], parameter.grad = parameter.grad, None
+
+    def _take_late(self, backward: _Backward) -> None:
+        """Notes what has come late, and adds it to what was set aside."""
+        for parameter, sent in backward.sent.items():
+            late = parameter.grad
+            if late is None and backward.raised:
+                continue  # the user has cleared it since
+            if late is not None:
+                backward.late[parameter] = late
+            parameter.grad = sent if late is None else late if sent is None else sent + late
+
     def _arrived(self, parameter: torch.Tensor) -> None:
         """Notes that autograd has accumulated a gradient."""
         creates_graph = torch.is_grad_enabled()
@@ -259,9 +275,7 @@ class PlainGradients:
     def _send_early(self, num_crossed: int) -> None:
         backward, places = self._backward or self._begin(), self._places or {}
         while backward.large and places.get(backward.large[-1], _NEVER) <= num_crossed:
-            parameter = backward.large[-1]
             self._send_large(backward)
-            backward.sent[parameter], parameter.grad = parameter.grad, None  # so that what comes late is alone
 
     def _send_places(self, backward: _Backward) -> None:
         """Finds places, with the last message of a backward.
@@ -306,9 +320,3 @@ class PlainGradients:
 
 def _large_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [parameter for parameter in parameters if parameter.numel() >= LARGE and not isinstance(parameter, DTensor)]
-
-
-def _call(method: weakref.WeakMethod[Any], *arguments: Any) -> None:
-    """Calls a method of what lives. The engine and the parameters would keep it, and it them."""
-    if (found := method()) is not None:
-        found(*arguments)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import weakref
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, cast
 
@@ -28,6 +27,7 @@ from dmuon._running.plain_gradients import PlainGradients
 from dmuon._running.readers import LeafSource, UnitReaders, around_units
 from dmuon._running.step_agreement import StepAgreement
 from dmuon._running.unit_weights import UnitWeights
+from dmuon._running.weak_call import WeakCall
 from dmuon._running.weight import Weight
 from dmuon._saving.owned_shards import MASTER, OwnedShards
 from dmuon._setup import user_rules
@@ -96,8 +96,7 @@ class Runtime:
         self.placeholders = self._make_placeholders(dedication.meta_start)
         self.cast_places: list[Place] = []  # of leaves whose compute dtype is another
         self.weights = [self._bind(index, dedication.mp_policy) for index in range(len(units))]
-        end_uses = weakref.WeakMethod(self._end_uses)  # else the engine would keep the model alive
-        self.engine.before_end_of_backward(lambda: run() if (run := end_uses()) else None)
+        self.engine.before_end_of_backward(WeakCall(Runtime._end_uses, self))
         for module, order in dedication.known.items():
             restore_order(module, order)
         others = (p for p in model.parameters() if not isinstance(p, OwnedTensor) and not is_sharded(p, self.ranks))
@@ -235,19 +234,15 @@ class Runtime:
         self.num_taken_back += 1
         self.engine.take_back(index, int(checksum(torch.stack(checksums))) if checksums else 0)
 
-    def begin_forward(self, is_inner: bool) -> None:
-        """Begins a forward of the model, which is a part of another one if `is_inner`."""
+    def begin_forward(self) -> None:
+        """Begins a forward of the model."""
         for place in self.cast_places:
             place.begin_forward()
-        if is_inner:
-            return
         self.engine.begin_forward()
         self.buffers.begin_forward(self.engine, syncs=self.no_sync_depth == 0)
 
-    def end_forward(self, is_inner: bool) -> None:
-        """Ends a forward of the model."""
-        if is_inner:
-            return
+    def end_forward(self) -> None:
+        """Ends the model's forward."""
         try:
             self.engine.end_forward()
         finally:
