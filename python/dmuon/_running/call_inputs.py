@@ -78,7 +78,7 @@ def _share_python_side(given: torch.Tensor, watched: torch.Tensor) -> None:
         return
     watched.__dict__ = given.__dict__
     if isinstance(given, nn.Parameter):  # a class of leaves
-        watched._is_param = True  # type: ignore[attr-defined]  # so that it counts as one
+        watched._is_param = True  # so that it counts as one
         return
     with contextlib.suppress(TypeError):  # no Python object changes to a class with __slots__
         watched.__class__ = type(given)
