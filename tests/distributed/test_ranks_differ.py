@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import gc
+import time
 from typing import Any
 
 import pytest
 import torch
 import torch.nn as nn
 from models import Skips, batch, loss_of, make_gpt
+from pool import RankPool
 from refusals import REFUSED, Refusals, dedicated, expect_refusal, messages_of, rank_of, ready, with_gradients
 from scenario import Session
 from training import AHEAD, LR, shard
@@ -317,3 +320,51 @@ def test_a_rank_that_is_wrong_says_what_and_the_others_raise_too(ranks, program,
     assert len(messages) == 3
     for message in messages:
         assert own in message and elsewhere in message
+
+
+class Unrolled(nn.Module):
+    """Reads the linears of its blocks and calls no block. It may come to one of them twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(10, 12), nn.Linear(12, 10)) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, twice: int | None = None) -> torch.Tensor:
+        for index, (up, down) in enumerate(self.blocks):
+            for _ in range(1 + (index == twice)):
+                x = x + down(torch.tanh(up(x)))
+        return x
+
+
+def goes_on_anew(mesh: Any, at: int, fsdp: bool) -> float:
+    """Returns the seconds from the step in which ranks disagree to the end of another model's training."""
+
+    def train(disagrees: bool) -> None:
+        s = Session(mesh, AHEAD)
+        s.start(Unrolled(), units=None if not fsdp else no_units)
+        for step in range(2):
+            twice = s.rank if disagrees and step == at else None
+            s.backward(lambda model, rank, twice=twice: model(torch.ones(2, 10), twice).sum())
+            s.step()
+
+    with pytest.raises(ValueError, match="ranks disagree"):
+        train(disagrees=True)
+    gc.collect()
+    begun = time.monotonic()
+    train(disagrees=False)
+    return time.monotonic() - begun
+
+
+def no_units(model: nn.Module) -> list[nn.Module]:
+    return []
+
+
+@pytest.mark.cpu("on devices new processes go on")
+@pytest.mark.parametrize("fsdp", [False, True])
+@pytest.mark.parametrize("at", [0, 1])
+def test_after_a_disagreement_the_ranks_may_go_on_with_a_new_model(at, fsdp):
+    pool = RankPool(2)
+    try:
+        assert max(pool.run(goes_on_anew, (2,), at=at, fsdp=fsdp)) < 60, "the timeout of a group is 300 s"
+    finally:
+        pool.close()

@@ -155,7 +155,9 @@ void add_construction(EngineClass& engine) {
       .def(py::init([](const engine::EngineOptions& options, const SharedMesh& mesh,
                        const plan::Plan& plan, const std::vector<UnitSpec>& units,
                        const layout::LeafSizes& sizes, const layout::Cuts& cuts) {
-             return freed_without_gil(Engine::make(options, mesh, plan, units, sizes, cuts));
+             auto made = freed_without_gil(Engine::make(options, mesh, plan, units, sizes, cuts));
+             made->keep_in_graphs(made);
+             return made;
            }),
            py::arg("options"), py::arg("mesh"), py::arg("plan"), py::arg("units"), py::arg("sizes"),
            py::arg("cuts"))

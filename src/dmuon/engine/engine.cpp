@@ -175,19 +175,18 @@ std::vector<at::Tensor> Engine::watch_inputs(core::UnitIndex index,
                                              const std::shared_ptr<Call>& call,
                                              std::function<void()> before_end) {
   call->has_end = true;
-  return before_leaving_backward(inputs, [lives = weak_from_this().lock(), this, index, call,
-                                          before_end = std::move(before_end)] {
-    if (!call->nested) before_end();
-    after_backward(index, *call);
-  });
+  return before_leaving_backward(
+      inputs, [lives = self_.lock(), this, index, call, before_end = std::move(before_end)] {
+        if (!call->nested) before_end();
+        after_backward(index, *call);
+      });
 }
 
 void Engine::watch_outputs(core::UnitIndex index, const std::vector<at::Tensor>& outputs,
                            const std::shared_ptr<Call>& call) {
   for (const at::Tensor& output : outputs) {
-    on_gradient_of(output, [lives = weak_from_this().lock(), this, index, call] {
-      before_backward(index, *call);
-    });
+    on_gradient_of(output,
+                   [lives = self_.lock(), this, index, call] { before_backward(index, *call); });
   }
 }
 
@@ -195,7 +194,7 @@ void Engine::watch_root_outputs(const std::vector<at::Tensor>& outputs) {
   // The root's outputs come first in the outermost backward: nested ones (reentrant checkpoints)
   // end earlier.
   for (const at::Tensor& output : outputs) {
-    on_gradient_of(output, [lives = weak_from_this().lock(), this] {
+    on_gradient_of(output, [lives = self_.lock(), this] {
       if (creates_graph()) return enter_second_order();
       open_backward();
     });
@@ -283,7 +282,10 @@ void Engine::close_backward(bool raised) {
   if (backward_syncs_) others_.average(raised);
 }
 
-void Engine::perform(const schedule::Operation& operation) { executor_.perform(operation); }
+void Engine::perform(const schedule::Operation& operation) {
+  mesh().turn->require();
+  executor_.perform(operation);
+}
 
 void Engine::before_crossing(int num_crossed) {
   if (others_.places.contains(num_crossed)) others_.send_early(num_crossed);

@@ -53,19 +53,20 @@ struct EngineOptions {
 /// Streams: the calling thread's current stream, and the lanes beside it. Threads: one at a time;
 /// the backward thread counts as the forward's continuation. Errors: CommError if a peer is lost;
 /// InvalidArgument, on all ranks, if ranks want different things.
-class Engine : private schedule::Performer, public std::enable_shared_from_this<Engine> {
+class Engine : private schedule::Performer {
  public:
   /// See Executor. Python makes engines by make().
   Engine(EngineOptions options, wire::SharedMesh mesh, const plan::Plan& plan,
          const std::vector<UnitSpec>& units, const layout::LeafSizes& sizes = {},
          const layout::Cuts& cuts = {});
   ~Engine() override;
-  /// Makes an engine that ranks may free at different times, as Python frees garbage. It lives as
-  /// long as a graph may run backwards through it and, if its forward still owes peers operations,
-  /// until another engine takes the turn.
+  /// Makes an engine that ranks may free at different times, as Python frees garbage. If its
+  /// forward still owes peers operations, it lives until another engine takes the turn.
   static std::shared_ptr<Engine> make(EngineOptions options, wire::SharedMesh mesh,
                                       const plan::Plan& plan, const std::vector<UnitSpec>& units,
                                       const layout::LeafSizes& sizes, const layout::Cuts& cuts);
+  /// Lets graphs that may run backwards through the engine hold it by this pointer.
+  void keep_in_graphs(const std::weak_ptr<Engine>& self) { self_ = self; }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -269,6 +270,7 @@ class Engine : private schedule::Performer, public std::enable_shared_from_this<
   int num_host_shards() const { return layout().num_slots() / options_.host_replicates; }
 
   EngineOptions options_;
+  std::weak_ptr<Engine> self_;
   Executor executor_;
   schedule::Resolver resolver_;
   std::vector<std::string> removed_;  // owned tensors, while an update may read their names

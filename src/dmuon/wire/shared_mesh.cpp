@@ -27,6 +27,7 @@ void give_up_all(std::initializer_list<std::span<Group>> groups, const std::stri
 }  // namespace
 
 void Turn::take(const void* holder, std::function<void()> issue_rest) {
+  require();
   if (holder_ == holder) return;
   if (holder_ != nullptr) issue_rest_();
   holder_ = holder;
@@ -107,6 +108,16 @@ std::vector<Group> SharedMesh::groups_of_words() const {
   return groups;
 }
 
+void SharedMesh::end(const std::string& why) {
+  turn->end(why);
+  give_up_lanes(why);
+}
+
+void SharedMesh::give_up_lanes(const std::string& why) {
+  give_up_all({along.values}, why);
+  if (tensor_parallel) give_up_all({{&tensor_parallel->slices, 1}}, why);
+}
+
 std::string SharedMesh::leave(std::chrono::milliseconds grace) {
   if (getpid() != process) return {};
   const std::string why = "its program has ended";
@@ -124,10 +135,7 @@ std::string SharedMesh::leave(std::chrono::milliseconds grace) {
       return false;
     }
   };
-  if (!std::ranges::all_of(*lanes, ends_in_time)) {
-    give_up_all({along.values}, why);
-    if (tensor_parallel) give_up_all({{&tensor_parallel->slices, 1}}, why);
-  }
+  if (!std::ranges::all_of(*lanes, ends_in_time)) give_up_lanes(why);
   return watch->unraised();
 }
 

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "dmuon/core/error.h"
 #include "dmuon/core/index.h"
 #include "dmuon/layout/mesh.h"
 #include "dmuon/watch/watch.h"
@@ -42,10 +43,18 @@ class Turn {
   /// Frees what is kept: nobody will take the turn.
   void release();
 
+  /// Nobody issues operations any more, because ranks may have issued different ones. From now on
+  /// take() and require() throw InvalidArgument with these words.
+  void end(std::string why) { over_ = std::move(why); }
+  void require() const { core::require(over_.empty(), over_); }
+  /// Empty before end().
+  const std::string& why_over() const { return over_; }
+
  private:
   const void* holder_ = nullptr;
   std::function<void()> issue_rest_;
   std::shared_ptr<void> kept_;
+  std::string over_;
 };
 
 /// Numbers the models on a mesh in the order in which they are made, which is the same on all
@@ -138,6 +147,10 @@ struct SharedMesh {
     return shape().slot_at(core::Replicate(along[layout::Axis::kColumn].rank()), shard());
   }
 
+  /// Call this when ranks may have issued different operations, on all ranks. Ends the turn, and
+  /// gives up what is in flight: a peer may never issue it.
+  void end(const std::string& why);
+
   /// Call this when the process ends. Gives operations up that have not happened within `grace`. So
   /// a rank that failed ends, and its peers raise, before any timeout. A no-op in a forked child.
   /// @returns  an error of a late update that no call has raised; else empty.
@@ -146,6 +159,7 @@ struct SharedMesh {
  private:
   std::shared_ptr<watch::Watch> watch_over();
   std::vector<Group> groups_of_words() const;
+  void give_up_lanes(const std::string& why);
 };
 
 }  // namespace dmuon::wire
