@@ -1,4 +1,5 @@
-// The comparisons of a traced pass: all ranks are at the same place, or none goes on.
+// What the resolver has performed: comparisons, by which all ranks are at the same place or none
+// goes on, and operations.
 
 #include <algorithm>
 
@@ -113,6 +114,15 @@ void Engine::require_all_at(const std::array<std::int64_t, 4>& here, const std::
     if (std::ranges::any_of(all, in_pass)) mesh().end(why);
     core::refuse(why);
   }
+}
+
+void Engine::perform(const schedule::Operation& operation) {
+  mesh().turn->require();
+  executor_.perform(operation);
+}
+
+void Engine::before_crossing(int num_crossed) {
+  if (others_.places.contains(num_crossed)) others_.send_early(num_crossed);
 }
 
 // Other ranks then see that this rank waits inside the host framework.

@@ -282,15 +282,6 @@ void Engine::close_backward(bool raised) {
   if (backward_syncs_) others_.average(raised);
 }
 
-void Engine::perform(const schedule::Operation& operation) {
-  mesh().turn->require();
-  executor_.perform(operation);
-}
-
-void Engine::before_crossing(int num_crossed) {
-  if (others_.places.contains(num_crossed)) others_.send_early(num_crossed);
-}
-
 std::map<std::string, double> Engine::statistics() const {
   std::map<std::string, double> all = executor_.statistics();
   all.insert(seconds_.begin(), seconds_.end());
