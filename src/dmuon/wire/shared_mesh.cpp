@@ -110,7 +110,7 @@ std::vector<Group> SharedMesh::groups_of_words() const {
 
 void SharedMesh::end(const std::string& why) {
   turn->end(why);
-  give_up_lanes(why);
+  if (row().device() == c10::DeviceType::CPU) give_up_lanes(why);
 }
 
 void SharedMesh::give_up_lanes(const std::string& why) {

@@ -147,8 +147,8 @@ struct SharedMesh {
     return shape().slot_at(core::Replicate(along[layout::Axis::kColumn].rank()), shard());
   }
 
-  /// Call this when ranks may have issued different operations, on all ranks. Ends the turn, and
-  /// gives up what is in flight: a peer may never issue it.
+  /// Call this when ranks may have issued different operations, on all ranks. Ends the turn. On
+  /// CPUs it gives up what is in flight, which a peer may never issue; a device would fail with it.
   void end(const std::string& why);
 
   /// Call this when the process ends. Gives operations up that have not happened within `grace`. So
