@@ -272,13 +272,6 @@ def shared(s: Session) -> None:
         s.step()
 
 
-@pytest.mark.parametrize(("mesh", "schedule"), MESHES)
-def test_a_gradient_that_comes_twice_in_a_backward_is_whole(ranks, mesh, schedule):
-    *notes, expected = check(ranks, shared, mesh, schedule=schedule)
-    for norms in notes:
-        assert norms == pytest.approx(expected, rel=1e-4)
-
-
 def stop(gradient: torch.Tensor) -> None:
     raise InterruptedError
 
@@ -306,9 +299,10 @@ def cleared_after_an_error(s: Session) -> None:
     s.step()
 
 
+@pytest.mark.parametrize("program", [shared, cleared_after_an_error])
 @pytest.mark.parametrize(("mesh", "schedule"), MESHES)
-def test_a_gradient_that_is_cleared_after_an_error_stays_cleared(ranks, mesh, schedule):
-    *notes, expected = check(ranks, cleared_after_an_error, mesh, schedule=schedule)
+def test_a_gradient_that_comes_twice_in_a_backward_is_whole(ranks, mesh, schedule, program):
+    *notes, expected = check(ranks, program, mesh, schedule=schedule)
     for norms in notes:
         assert norms == pytest.approx(expected, rel=1e-4)
 

@@ -17,6 +17,7 @@ from dmuon._setup.attributes import give_attributes
 from dmuon._setup.checksum import checksum
 from dmuon._setup.option_values import require
 from dmuon._setup.place import clean_name, joined
+from dmuon._setup.sharded import is_of_fsdp2
 from dmuon._setup.slices import cut_like, local_part
 
 
@@ -95,7 +96,7 @@ def _load_hooks(modules: list[nn.Module]) -> list[_Hook]:
         (held, key, hook)
         for held in {id(module): module._load_state_dict_post_hooks for module in modules}.values()
         for key, hook in held.items()
-        if (getattr(hook, "__module__", None) or "").startswith("torch.distributed.fsdp")
+        if is_of_fsdp2(hook)
     ]
 
 

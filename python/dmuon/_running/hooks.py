@@ -30,6 +30,7 @@ from dmuon._running.structures import (
     map_tensors,
 )
 from dmuon._running.weak_call import WeakCall
+from dmuon._setup.sharded import is_of_fsdp2
 
 
 def add_hooks(runtime: Runtime) -> None:
@@ -230,9 +231,11 @@ def _register_behind_fsdp(module: nn.Module, hook: Callable[..., Any]) -> None:
     module.register_forward_pre_hook(hook, with_kwargs=True)
     hooks = cast("OrderedDict[int, Any]", module._forward_pre_hooks)
     *others, _ = hooks
-    modules = [str(getattr(hooks[each], "__module__", "")) for each in others]
-    ahead = [place for place, name in enumerate(modules) if name.startswith(("torch.distributed.fsdp", __name__))]
-    for user in others[ahead[-1] + 1 if ahead else 0 :]:
+    num_ahead = 0
+    for number, each in enumerate(others, 1):
+        if is_of_fsdp2(hooks[each]) or getattr(hooks[each], "__module__", "") == __name__:
+            num_ahead = number
+    for user in others[num_ahead:]:
         hooks.move_to_end(user)
 
 

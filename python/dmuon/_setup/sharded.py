@@ -118,6 +118,11 @@ def release(leaves: Sequence[Leaf], model: nn.Module) -> None:
             state._fsdp_param_group = rest[0] if rest else None
 
 
+def is_of_fsdp2(hook: Any) -> bool:
+    """True if FSDP2 has registered this hook of a module. A user's may have no `__module__`."""
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp")
+
+
 def fsdp_modules(model: nn.Module) -> list[FSDPModule]:
     """Returns the modules of `model` under fully_shard."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]

@@ -1,5 +1,5 @@
-// What the resolver has performed: comparisons, by which all ranks are at the same place or none
-// goes on, and operations.
+// The engine as the resolver's performer. It compares on all ranks where they are; if one is at
+// another place, none goes on.
 
 #include <algorithm>
 
