@@ -39,7 +39,7 @@ class StepClip:
     @property
     def is_averaged(self) -> bool:
         """True inside Ema.applied. Its forwards show logits of other weights."""
-        return self._runtime.is_averaged
+        return self._runtime.access.is_averaged
 
     def note(self, name: str, maxima: torch.Tensor) -> None:
         """Adds the largest logits, [heads], of one forward of a module."""

@@ -41,10 +41,10 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
             have changed values differently; then nothing is written.
     """
     runtime = runtime_of(model, "full_params")
-    if runtime.whole:
+    if runtime.access.whole:
         raise ValueError("full_params: model: expected one context at a time, got a nested one")
     if writeback is True:
-        runtime.refuse_while_averaged("full_params(writeback=True)")
+        runtime.access.refuse_while_averaged("full_params(writeback=True)")
     runtime.meet("full_params")
     with agreement(runtime.ranks, "full_params") as facts:
         require("full_params", isinstance(writeback, bool), "writeback", "True or False", writeback)
@@ -63,7 +63,7 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     hooks = _load_hooks([module for _, module, _, _ in swapped])
     try:
         try:
-            runtime.whole, runtime.writes_back, runtime.was_loaded = True, writeback, False
+            runtime.access.whole, runtime.access.writes_back, runtime.access.was_loaded = True, writeback, False
             for held, key, _ in hooks:
                 del held[key]
             for leaf, whole in zip(runtime.leaves, wholes, strict=True):
@@ -102,7 +102,7 @@ def _load_hooks(modules: list[nn.Module]) -> list[_Hook]:
 
 def _leave(runtime: Runtime, swapped: list[_Place], hooks: list[_Hook]) -> None:
     """Undoes what `full_params` has shown, or what an interrupted call of this has left of it."""
-    if not runtime.whole:
+    if not runtime.access.whole:
         return
     for leaf in runtime.leaves:
         for place in leaf.places:
@@ -111,7 +111,7 @@ def _leave(runtime: Runtime, swapped: list[_Place], hooks: list[_Hook]) -> None:
         module._parameters[attribute] = parameter
     for held, key, hook in hooks:
         held[key] = hook
-    runtime.whole = False
+    runtime.access.whole = False
 
 
 # Name, module, attribute and parameter. Any: no type describes a DTensor that is an nn.Parameter.
@@ -161,7 +161,7 @@ def _write_back(runtime: Runtime, swapped: list[_Place]) -> None:
     for (_, _, _, parameter), new_part in zip(swapped, new_parts, strict=True):
         local_part(parameter).copy_(new_part)
     runtime.publish(replaced=True)
-    if runtime.was_loaded:
+    if runtime.access.was_loaded:
         runtime.step_agreement.torn.discard("model")
 
 

@@ -32,7 +32,7 @@ def iter_full_params(model: nn.Module) -> Iterator[Named]:
             the weights have changed since this call, for example by a step.
     """
     runtime = runtime_of(model, "iter_full_params")
-    runtime.refuse_inside_full_params("iter_full_params()")
+    runtime.access.refuse_inside_full_params("iter_full_params()")
     runtime.meet("iter_full_params()")
     return _of_one_version(runtime, _weights(runtime, model), (runtime.version, runtime.num_taken_back))
 
@@ -40,7 +40,7 @@ def iter_full_params(model: nn.Module) -> Iterator[Named]:
 def _of_one_version(runtime: Runtime, weights: Iterator[Named], first: tuple[int, int]) -> Iterator[Named]:
     """Yields the weights. Raises if their version is not the first one, so that nobody mixes two."""
     while True:
-        runtime.refuse_inside_full_params("a turn of iter_full_params()")
+        runtime.access.refuse_inside_full_params("a turn of iter_full_params()")
         if (runtime.version, runtime.num_taken_back) != first:
             raise ValueError(
                 "dmuon.iter_full_params: the weights have changed between two turns, by a step, a load or a write. "

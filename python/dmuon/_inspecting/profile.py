@@ -269,7 +269,7 @@ def profile(model: nn.Module) -> Iterator[Profile]:
         ValueError: the model has no `dmuon.Muon` yet, or another profile of it is open.
     """
     runtime = runtime_of(model, "profile")
-    runtime.refuse_forked("profile()")
+    runtime.access.refuse_forked("profile()")
     if runtime in _profiled:
         raise ValueError("profile: model: expected one context at a time, got a nested one")
     found = Profile()

@@ -45,7 +45,7 @@ class Ema:
             ValueError: on all ranks, if any rank finds something wrong.
         """
         runtime = self._runtime = runtime_of(model, "Ema")
-        runtime.refuse_inside_full_params("Ema()")
+        runtime.access.refuse_inside_full_params("Ema()")
         runtime.meet("Ema()")  # reshards: a forward alone leaves FSDP2's parameters whole
         with agreement(runtime.ranks, "Ema") as facts:
             decay = _checked_decay(decay, "Ema")
@@ -73,7 +73,7 @@ class Ema:
         Raises:
             ValueError: the call is inside `applied`, or `decay` is no number from 0 to 1.
         """
-        self._runtime.refuse_while_averaged("Ema.update()")
+        self._runtime.access.refuse_while_averaged("Ema.update()")
         weight = 1 - _checked_decay(self.decay, "Ema.update")
         for pairs in (list(self._owned()), list(self._local())):  # apart: FSDP2 may keep its own on the host
             if pairs:
@@ -92,14 +92,14 @@ class Ema:
             ValueError: the call is inside `applied` or `full_params`, or ranks have come to different calls.
         """
         runtime, call = self._runtime, "Ema.applied()"
-        runtime.refuse_inside_full_params(call)
-        runtime.refuse_while_averaged(call)
+        runtime.access.refuse_inside_full_params(call)
+        runtime.access.refuse_while_averaged(call)
         runtime.end_passes(call)
         version, weights = runtime.version, [weight.clone() for _, weight in self._local()]
         hooks: list[RemovableHandle] = []
         try:
             try:
-                runtime.set_averaged(True)
+                runtime.access.set_averaged(True)
                 for module in runtime.model.modules():
                     hooks.append(module.register_state_dict_post_hook(_give_copies))
                 runtime.engine.compute_with(self._name, call)
@@ -115,7 +115,7 @@ class Ema:
     def _leave(self, version: int, weights: list[torch.Tensor], hooks: list[RemovableHandle]) -> None:
         """Undoes what `applied` has done, or what an interrupted call of this has left of it."""
         runtime, call = self._runtime, "the end of Ema.applied()"
-        if not runtime.is_averaged:
+        if not runtime.access.is_averaged:
             return
         runtime.end_passes(call)
         runtime.engine.compute_with(MASTER, call)
@@ -125,7 +125,7 @@ class Ema:
             hook.remove()
         runtime.renew_version()  # FSDP2's gathers wait for these weights
         runtime.version = version
-        runtime.set_averaged(False)
+        runtime.access.set_averaged(False)
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class Ema:
         Raises:
             ValueError: the call is inside `applied`, or ranks have come to different calls.
         """
-        self._runtime.refuse_while_averaged("Ema.state_dict()")
+        self._runtime.access.refuse_while_averaged("Ema.state_dict()")
         self._runtime.meet("Ema.state_dict()")
         leaves = self._runtime.leaves
         means = self._runtime.shards.read(range(len(leaves)), self._name, torch.float32)
@@ -150,7 +150,7 @@ class Ema:
             ValueError: on all ranks, if something does not fit. Then nothing has changed.
         """
         runtime = self._runtime
-        runtime.refuse_while_averaged("Ema.load_state_dict()")
+        runtime.access.refuse_while_averaged("Ema.load_state_dict()")
         runtime.meet("Ema.load_state_dict()")
         with agreement(runtime.ranks, "Ema.load_state_dict") as facts:
             decay, num_updates, weights = self._fitting(state_dict)

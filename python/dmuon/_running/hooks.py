@@ -214,7 +214,7 @@ class _Calls:
     def _enter_backward(self, version: int, gradient: torch.Tensor | None = None) -> None:
         """Shows the weights, and holds the model. Raises ValueError if the forward had another version of them."""
         runtime = self._runtime
-        runtime.refuse_inside_full_params("a backward")
+        runtime.access.refuse_inside_full_params("a backward")
         opens_pass = not torch.is_grad_enabled()  # see Engine::enter_second_order
         if opens_pass and runtime.device.type == "cpu":  # elsewhere hooks run in threads of autograd's
             runtime.one_thread.begin_backward()

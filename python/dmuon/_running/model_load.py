@@ -81,9 +81,9 @@ class ModelLoad:
             self._runtime.let_gathers_wait()  # for AdamW's parameters, which torch has copied
 
     def _before_load(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        self._runtime.refuse_lost_load()
+        self._runtime.access.refuse_lost_load()
         self._load, self._prefix, self._errors = None, prefix, rest[-1]
-        if self._runtime.leaves and not self._runtime.whole:
+        if self._runtime.leaves and not self._runtime.access.whole:
             late = _changed_later(module)
             taken = self._checked(module, state_dict, prefix, self._strict, late)
             if late:
@@ -96,7 +96,7 @@ class ModelLoad:
         held: dict[str, Any] = {
             f"{prefix}{name}": p for name, p in module._parameters.items() if isinstance(p, OwnedTensor)
         }
-        self._runtime.refuse_lost_load(of_matrices=bool(held))
+        self._runtime.access.refuse_lost_load(of_matrices=bool(held))
         given = {key: p for key, p in held.items() if key in state_dict and not is_same(state_dict[key], p)}
         if self._load is None or self._load.errors is not rest[-1]:
             if given:
@@ -115,8 +115,8 @@ class ModelLoad:
         if load is not None:
             self._commit_late(load, incompatible)
         if not self._errors and self._has_all_that_trains(module, incompatible.missing_keys):
-            if self._runtime.whole:
-                self._runtime.was_loaded = True
+            if self._runtime.access.whole:
+                self._runtime.access.was_loaded = True
             else:
                 self._runtime.step_agreement.torn.discard("model")
 

@@ -35,7 +35,7 @@ class ModelState:
 
     def _state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Replaces the model's own method, to read all values at once."""
-        leaves = range(0 if self._runtime.whole else len(self._runtime.leaves))
+        leaves = range(0 if self._runtime.access.whole else len(self._runtime.leaves))
         self._read = self._values(leaves) if leaves else {}
         try:
             return type(self._runtime.model).state_dict(self._runtime.model, *args, **kwargs)

@@ -17,6 +17,7 @@ from dmuon._planning.owner_plan import Plan
 from dmuon._running.adamw import InnerAdamW
 from dmuon._running.given_groups import Given
 from dmuon._running.host_state import discard_unreduced
+from dmuon._running.matrix_states import MatrixStates
 from dmuon._running.optimizer_load import checked_state, write_state
 from dmuon._running.owned_state import removed_states
 from dmuon._running.skipped_steps import KEY as SKIPPED_STEPS
@@ -161,13 +162,14 @@ class Muon(torch.optim.Optimizer):
         for group in of_muon:
             group["params"] = [self._runtime.placeholders[index] for index in group["params"]]
         self._leaf_of = {parameter: index for index, parameter in enumerate(self._runtime.placeholders)}
+        self._matrix_states = MatrixStates(self._runtime, self._leaf_of)
         self._ungrouped, self._adamw = UngroupedParameters(self._runtime), InnerAdamW()
         self._skipped = SkippedSteps(self._runtime.device, speaks=self._runtime.ranks.owner == 0)
         self._defaults_of, self._former = {"muon": muon, "adamw": adamw}, (dedication.former, dedication.replaced)
         self._runtime.step_agreement.first_lrs = {"muon": lr, "adamw": adamw["lr"]}
         with agreement(self._runtime.ranks, "Muon"):  # a rank may lack memory for AdamW's state, for example
             super().__init__([*of_muon, *of_adamw], {**muon})
-            self.state.update(self._owned_states())
+            self.state.update(self._matrix_states.made())
         self._is_made = True
         dedication.runtime = self._runtime  # last, so that no call goes on with a half-made optimizer
 
@@ -218,7 +220,7 @@ class Muon(torch.optim.Optimizer):
     def _new_members(self, params: Any, algorithm: str) -> list[torch.Tensor]:
         """Returns the parameters of a new group. Raises ValueError if one is in a group or cannot be in this one."""
         runtime, where = self._runtime, "add_param_group"
-        runtime.refuse_inside_full_params("add_param_group()")
+        runtime.access.refuse_inside_full_params("add_param_group()")
         members = Members(runtime.model, runtime.leaves, *self._former)
         found = members.resolved(params, algorithm, where, with_others=algorithm == "adamw")
         group_of = {p: number for number, group in enumerate(self.param_groups) for p in group["params"]}
@@ -250,8 +252,8 @@ class Muon(torch.optim.Optimizer):
                 differ; a matrix's gradient was assigned; or the last backward was under `no_sync`, so that FSDP2 has
                 not sent its gradients on.
         """
-        self._runtime.refuse_inside_full_params("step()")
-        self._runtime.refuse_while_averaged("step()")
+        self._runtime.access.refuse_inside_full_params("step()")
+        self._runtime.access.refuse_while_averaged("step()")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -272,7 +274,7 @@ class Muon(torch.optim.Optimizer):
             runtime.step_agreement.scale(grad_scale.double().reciprocal().float().to(runtime.device))
         finite = verdict.finite()
         groups, group_of = self._muon_groups(verdict.has_gradient)
-        runtime.renew_states(self.state, runtime.step_agreement.removed, self._leaf_of)
+        self._matrix_states.renew(self.state, runtime.step_agreement.removed)
         if self.record_stats:
             _C.begin_update_stats(runtime.engine)
         after = runtime.step_agreement.after_step
@@ -295,9 +297,6 @@ class Muon(torch.optim.Optimizer):
             runtime.step_agreement.end_step()
             runtime.renew_version()
         self._ungrouped.warn(self.param_groups)
-
-    def _owned_states(self) -> dict[torch.Tensor, Any]:
-        return {parameter: self._runtime.owned_state(index) for parameter, index in self._leaf_of.items()}
 
     def _adamw_groups(self) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["algorithm"] == "adamw"]
@@ -327,7 +326,7 @@ class Muon(torch.optim.Optimizer):
             ValueError: FSDP2 has gradients of `no_sync`, in a place that is unknown for this PyTorch.
         """
         runtime = self._runtime
-        runtime.refuse_forked("zero_grad()")
+        runtime.access.refuse_forked("zero_grad()")
         runtime.one_thread.refuse_others("zero_grad()")
         runtime.engine.forget_verdict()
         has_sums = runtime.step_agreement.host_misses_partial_sums
@@ -384,7 +383,7 @@ class Muon(torch.optim.Optimizer):
         Raises:
             ValueError: the call is inside `Ema.applied`, or ranks have come to different calls.
         """
-        self._runtime.refuse_while_averaged("opt.state_dict()")
+        self._runtime.access.refuse_while_averaged("opt.state_dict()")
         self._runtime.meet("Muon.state_dict()")
         before, after = self._optimizer_state_dict_pre_hooks, self._optimizer_state_dict_post_hooks
         with agreement(self._runtime.ranks, "Muon.state_dict") as facts:
@@ -393,7 +392,7 @@ class Muon(torch.optim.Optimizer):
             self._adamw.make_state(self._adamw_groups(), self.state)
             removed = removed_states(self.state, self._leaf_of)
             facts += [f"the state of '{parameter._name}' removed" for parameter in removed]
-        self._runtime.renew_states(self.state, removed, self._leaf_of)
+        self._matrix_states.renew(self.state, removed)
         # Torch packs another object, so that this one is whole wherever an interrupt comes. Hooks before a save have
         # run, on the live state. The others see the groups as they are saved.
         of_torch = object.__new__(torch.optim.Optimizer)
@@ -422,8 +421,8 @@ class Muon(torch.optim.Optimizer):
             ValueError: on all ranks, if something does not fit. Names it. Then nothing has changed.
         """
         runtime = self._runtime
-        runtime.refuse_inside_full_params("opt.load_state_dict()")
-        runtime.refuse_while_averaged("opt.load_state_dict()")
+        runtime.access.refuse_inside_full_params("opt.load_state_dict()")
+        runtime.access.refuse_while_averaged("opt.load_state_dict()")
         runtime.meet("Muon.load_state_dict()")
         before, after = self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks
         state_dict, loaded = checked_state(self, state_dict, before.values(), runtime, self._leaf_of)
@@ -437,7 +436,7 @@ class Muon(torch.optim.Optimizer):
             super().load_state_dict({**state_dict, "state": loaded.by_torch, "param_groups": loaded.groups})
         finally:
             self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks = before, after
-            for parameter, owned in self._owned_states().items():
+            for parameter, owned in self._matrix_states.made().items():
                 owned.update(self.state[parameter])  # what the user has put there, on the parameter's device
                 self.state[parameter] = owned
             self._skipped.load(self.param_groups)

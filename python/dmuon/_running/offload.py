@@ -21,8 +21,8 @@ def offload(model: nn.Module) -> None:
             for it. Then everything is as before.
     """
     runtime = runtime_of(model, "offload")
-    runtime.refuse_inside_full_params("offload()")
-    runtime.refuse_while_averaged("offload()")
+    runtime.access.refuse_inside_full_params("offload()")
+    runtime.access.refuse_while_averaged("offload()")
     runtime.meet("offload()")
     try:
         with agreement(runtime.ranks, "offload"):
@@ -30,7 +30,7 @@ def offload(model: nn.Module) -> None:
     except BaseException:  # also an interrupt of this rank
         runtime.engine.move_back()
         raise
-    runtime.set_offloaded(True)
+    runtime.access.set_offloaded(True)
     if runtime.device.type != "cpu":
         torch.get_device_module(runtime.device.type).empty_cache()
 
@@ -44,7 +44,7 @@ def load(model: nn.Module) -> None:
     """
     runtime = runtime_of(model, "load")
     with agreement(runtime.ranks, "load"):
-        if not runtime.offloaded:
+        if not runtime.access.offloaded:
             raise ValueError("load: model: expected one after dmuon.offload")
         runtime.engine.move_back()  # on a rank whose peer had no memory, at the first call
-    runtime.set_offloaded(False)
+    runtime.access.set_offloaded(False)

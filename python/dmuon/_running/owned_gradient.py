@@ -51,13 +51,13 @@ class Gradient:
         runtime = self._runtime()
         if runtime is None:
             raise ValueError("dmuon: a gradient outlived its model. Expected: the model, for as long as it is used.")
-        runtime.refuse_forked("a change of gradients")
+        runtime.access.refuse_forked("a change of gradients")
         return runtime
 
     def zero(self) -> None:
         """Sets the gradient to zeros, if there is one."""
         if (runtime := self._runtime()) is not None:
-            runtime.refuse_forked("a change of gradients")
+            runtime.access.refuse_forked("a change of gradients")
             runtime.engine.zero_gradient(self._index)
             runtime.step_agreement.changed[f"{self._described(runtime)} set to zero"] = 1
 

@@ -39,7 +39,7 @@ class UnitReaders:
             ValueError: that module holds one of the unit's leaves, and a parameter that `fully_shard` has not gathered.
         """
         runtime = self._runtime()
-        if runtime is None or runtime.whole:
+        if runtime is None or runtime.access.whole:
             return False
         module = _innermost(runtime.model)
         if module is not None:

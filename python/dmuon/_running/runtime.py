@@ -1,14 +1,10 @@
-"""The engine of one model, with placeholders, weights and masters.
-
-Longer than other files because all calls of a model go through this one object, and it refuses those at a wrong time.
-"""
+"""The engine of one model, with placeholders, weights and masters."""
 
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, cast
+from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn as nn
@@ -16,20 +12,20 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
+from dmuon._running.access import Access
 from dmuon._running.buffers import Buffers
 from dmuon._running.copies import Copies
 from dmuon._running.graphs import batch_graphs
 from dmuon._running.host_state import let_gathers_wait
 from dmuon._running.one_thread import OneThread
 from dmuon._running.owned_gradient import Gradient, GradientTensor
-from dmuon._running.owned_state import OwnedState
 from dmuon._running.plain_gradients import PlainGradients
 from dmuon._running.readers import LeafSource, UnitReaders, around_units
 from dmuon._running.step_agreement import StepAgreement
 from dmuon._running.unit_weights import UnitWeights
 from dmuon._running.weak_call import WeakCall
 from dmuon._running.weight import Weight
-from dmuon._saving.owned_shards import MASTER, OwnedShards
+from dmuon._saving.owned_shards import OwnedShards
 from dmuon._setup import user_rules
 from dmuon._setup.checksum import checksum
 from dmuon._setup.dedication import Dedication, dedication_of
@@ -44,7 +40,6 @@ from dmuon._setup.sharded import fsdp_modules
 from dmuon._setup.slices import cuts_experts, local_part
 from dmuon._setup.tensor_parallel import is_sharded
 from dmuon._setup.units import Unit
-from dmuon._setup.ways_out import STATE_AT_OWNER
 
 
 class Runtime:
@@ -68,10 +63,6 @@ class Runtime:
         self.leaf_named = {leaf.name: index for index, leaf in enumerate(self.leaves)}
         self.plan, self.units = plan, units
         self.device, self.tuned = device, tuned
-        self.whole = self.writes_back = False  # inside full_params; at its end
-        self.was_loaded = False  # inside full_params, all that trains
-        self.is_averaged = self.offloaded = False  # inside Ema.applied; after offload
-        self._process = os.getpid()
         self.last_met: int | None = None  # leaf, by an operation in the forward that runs
         self.one_thread = OneThread()
         self.version = 0  # of the weights: another number after each step, load and write
@@ -86,6 +77,7 @@ class Runtime:
         self.reader_modules: list[list[nn.Module]] = [[] for _ in units]  # by unit, as they were found
         self.recomputed: dict[int, int] = {}  # by unit: the last backward in which a reentrant checkpoint did
         self.engine = self._make_engine(dedication)
+        self.access = Access(self.engine)
         self.buffers = Buffers(model, dedication)
         self.transfers = self.engine.transfers()
         self.parts = [leaf.parameters for leaf in self.engine.leaves()]
@@ -139,36 +131,6 @@ class Runtime:
         found, slices = self.transfers.gather(index, name), self.leaves[index].slices
         return found if slices is None else slices.gathered(found)
 
-    def owned_state(self, index: int) -> dict[str, torch.Tensor]:
-        """Returns a leaf's state for the optimizer: tensors at its owner; placeholders elsewhere and for parts."""
-        leaf, names = self.leaves[index], list(self.shards.states)
-        if self.placeholders[index].dtype != torch.float32:
-            names.append(MASTER)
-        state = {}
-        for name in names:
-            own, shape = self.transfers.owned_parts(index, name), self.shards.shape(index, name)
-            if len(own) == len(self.parts[index]) == 1:
-                of_rank = own[0].tensor.view(self.transfers.sizes_of(index, name))
-                state[name] = of_rank if leaf.slices is None else leaf.slices.as_dtensor(of_rank)
-            else:
-                elsewhere = OwnedTensor(f"{leaf.name}.{name}", shape, torch.float32, self.device, None)
-                elsewhere._at_owner = STATE_AT_OWNER
-                state[name] = elsewhere
-        return OwnedState(state, self.engine)
-
-    def renew_states(
-        self, states: MutableMapping[Any, Any], removed: Mapping[Any, frozenset[str]], leaf_of: Mapping[Any, int]
-    ) -> None:
-        """Lets `removed_states` begin anew, as torch's optimizers do: they become zeros at their owners."""
-        for parameter, names in removed.items():
-            index = leaf_of[parameter]
-            made = self.owned_state(index)
-            self.shards.zero(index, [name for name in self.shards.states if name in names or not names])
-            if names:
-                states[parameter].update({name: made[name] for name in names})
-            else:
-                states[parameter] = made
-
     def meet(self, call: str) -> None:
         """Waits until all ranks have come to `call`, outside of passes. Collective."""
         self.end_passes(call)
@@ -176,7 +138,7 @@ class Runtime:
 
     def end_passes(self, call: str) -> None:
         """Ends what passes have left open on this rank, before `call`."""
-        self.refuse_offloaded(call)
+        self.access.refuse_offloaded(call)
         self.one_thread.refuse_others(call)
         self.step_agreement.end_failed_backward()
         self.show_placeholders()
@@ -227,7 +189,7 @@ class Runtime:
 
     def _take_back(self, index: int) -> None:
         """Takes a unit's weights for new masters, which a module has changed. Collective."""
-        self.refuse_while_averaged(f"a change of the weights of '{self.units[index].label}' in a forward")
+        self.access.refuse_while_averaged(f"a change of the weights of '{self.units[index].label}' in a forward")
         weights = self.readers[index].weights.items()
         whole = [w for leaf, w in weights if self.leaves[leaf].num_columns == 1 and self.leaves[leaf].cut is None]
         checksums = [checksum(local_part(weight)).cpu() for weight in whole]
@@ -285,72 +247,15 @@ class Runtime:
         if self.device.type != "cpu":
             let_gathers_wait(self.fsdp_modules)
 
-    def refuse_inside_full_params(self, what: str) -> None:
-        """Raises ValueError while every weight is whole, or offloaded."""
-        self.refuse_offloaded(what)
-        if self.whole:
-            raise ValueError(f"dmuon.full_params: {what} inside it. Expected: leave the context first.")
-
-    def set_averaged(self, is_averaged: bool) -> None:
-        """Notes that the weights are a mean from now on, or are the weights again."""
-        self.is_averaged = True  # until the engine knows: an interrupt may come in between
-        self.engine.refuse_backward(_inside_applied("a backward") if is_averaged else "")
-        self.is_averaged = is_averaged
-
-    def refuse_while_averaged(self, what: str) -> None:
-        """Raises ValueError while the weights are a mean, or offloaded."""
-        self.refuse_offloaded(what)
-        if self.is_averaged:
-            raise ValueError(_inside_applied(what))
-
-    def set_offloaded(self, is_offloaded: bool) -> None:
-        """Notes that the optimizer's memory is on the host from now on, or is on the device again."""
-        self.offloaded = is_offloaded
-        self.engine.refuse_backward(_after_offload("a backward") if is_offloaded else "")
-
-    def refuse_offloaded(self, what: str) -> None:
-        """Raises ValueError after offload, and as `refuse_forked`."""
-        self.refuse_forked(what)
-        if self.offloaded:
-            raise ValueError(_after_offload(what))
-
-    def refuse_forked(self, what: str) -> None:
-        """Raises RuntimeError in a forked child, which would wait for ever."""
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                f"dmuon: {what} in a process that was forked from the one of this model, and lacks its threads. "
-                "Expected: a process that is spawned (start_method='spawn'), or a model that the child makes."
-            )
-
-    def refuse_lost_load(self, of_matrices: bool = True) -> None:
-        """Raises ValueError if values from a `load_state_dict` would be lost. `offload` leaves all but matrices."""
-        if of_matrices:
-            self.refuse_offloaded("load_state_dict()")
-        if self.is_averaged:
-            raise ValueError(_inside_applied("load_state_dict()"))
-        if self.whole and not self.writes_back:
-            raise ValueError(
-                "dmuon.full_params: load_state_dict() inside it without writeback would be lost. Expected: `with "
-                "dmuon.full_params(model, writeback=True)`."
-            )
-
     def refuse_forward(self) -> None:
         """Raises ValueError while every weight is whole, or offloaded, or if a leaf was never initialised or loaded."""
-        self.refuse_inside_full_params("a forward")
+        self.access.refuse_inside_full_params("a forward")
         if self.shards.without_values:
             names = [self.leaves[index].name for index in sorted(self.shards.without_values)]
             raise ValueError(
                 f"dmuon: a forward, and '{names[0]}' has no values, nor have {len(names) - 1} more. Expected: the "
                 "model's initialisation between model.to_empty(...) and dmuon.Muon(model), or a checkpoint loaded."
             )
-
-
-def _inside_applied(what: str) -> str:
-    return f"dmuon.Ema.applied: {what} inside it. Expected: leave the context first."
-
-
-def _after_offload(what: str) -> str:
-    return f"dmuon.offload: {what} after it. Expected: dmuon.load(model) first."
 
 
 def find_runtime(model: nn.Module, function: str) -> Runtime | None:
