@@ -161,8 +161,8 @@ ENGINE = (
     Planted(
         "owed_backward_gives_nothing",
         STEP,
-        "    resolver_.run_owed_backward();\n    placeholders_.give_gradients();\n",
-        "    resolver_.run_owed_backward();\n",
+        "  resolver_.settle_step([this](bool synchronised) {\n    placeholders_.give_gradients();\n",
+        "  resolver_.settle_step([this](bool synchronised) {\n",
         "An owner that ran no backward, where others did, does not update what it owns.",
     ),
     # Order, buffers, norms.

@@ -26,8 +26,8 @@ SCHEDULE = (
     Planted(
         "version_ignored",
         RESOLVE,
-        "if (unit.part == version_) return;",
-        "if (unit.part != kNone) return;",
+        "if (unit.stage_1 == version_) return;",
+        "if (unit.stage_1 != kNone) return;",
         "A node copy counts as good for ever: after the first step other nodes compute with old weights.",
     ),
     Planted(

@@ -122,7 +122,7 @@ TEST(ServeOnDemand, IssuesEverythingThatATriggerNeeds) {
 TEST(StepOptions, OutOfRangeAreRefusedByName) {
   const auto refuses = [](const StepOptions& options, const std::string& text) {
     try {
-      build_pass_schedule(three_units(1, 2), {}, kForward, kForward, Pass::kTrainForward, options);
+      build_step_schedule(three_units(1, 2), {}, kForward, {}, kBackward, options);
     } catch (const core::InvalidArgument& error) {
       return std::string(error.what()).find(text) != std::string::npos;
     }

@@ -294,7 +294,6 @@ class Muon(torch.optim.Optimizer):
             for module in runtime.fsdp_modules:
                 module.reshard()
             runtime.engine.end_step()
-            runtime.step_agreement.end_step()
             runtime.renew_version()
         self._ungrouped.warn(self.param_groups)
 

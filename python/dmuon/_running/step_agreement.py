@@ -95,11 +95,11 @@ class StepAgreement:
             )
         engine.settle_step()
         try:
-            if engine.agreed() and runtime.plain.has_open():
+            found = engine.verdict()
+            if found is not None and runtime.plain.has_open():
                 engine.forget_verdict()  # gradients were assigned since
-            if engine.agreed():
-                found = engine.agree(None, 0)
-            else:
+                found = None
+            if found is None:
                 after = self.after_step
                 problem = problem or problem_of_unreduced(runtime.model, runtime.fsdp_modules)
                 problem = problem or (after.problem() if after else None)
@@ -171,13 +171,9 @@ class StepAgreement:
     def clear(self) -> None:
         """Notes that all gradients are cleared."""
         self.end_failed_backward()
-        self.end_step()
+        self.runtime.plain.made.clear()
         if self._lost is _LOST:
             self._lost = None
-
-    def end_step(self) -> None:
-        """Notes that the gradients are used or cleared."""
-        self.runtime.plain.made.clear()
 
     def scale(self, factor: torch.Tensor) -> None:
         """Multiplies all gradients by a [] of the device, equal on all ranks. Scales the verdict's norms too."""
@@ -189,7 +185,7 @@ class StepAgreement:
 
     def owned_norms(self) -> tuple[torch.Tensor, ...]:
         """Returns [] fp32 for each leaf: the 2-norm of its gradient. Computed once a verdict, for torch's clipping."""
-        if self._owned_norms is None or not self._engine.agreed():
+        if self._owned_norms is None or self._engine.verdict() is None:
             self._owned_norms = of_leaves(self.verdict().norms(), self.runtime.parts)
         return self._owned_norms
 

@@ -228,7 +228,8 @@ void add_step(EngineClass& engine) {
           py::arg("host"), py::arg("settings"), py::arg("maxima") = std::nullopt,
           py::arg("has_open_gradients") = false, no_gil)
       .def("set_num_maxima", &Engine::set_num_maxima, py::arg("num_maxima"))
-      .def("agreed", &Engine::agreed)
+      .def("verdict",
+           [](const Engine& e) { return e.verdict() ? std::optional(*e.verdict()) : std::nullopt; })
       .def("end_step", &Engine::end_step)
       .def("forget_verdict", &Engine::forget_verdict)
       .def("scale_gradients", &Engine::scale_gradients, py::arg("factor"), no_gil)

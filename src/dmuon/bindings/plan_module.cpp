@@ -4,7 +4,6 @@
 PYBIND11_MODULE(_plan, module) {
   module.doc() = "Plans, costs and the catalog in C++; use the dmuon package, not this module.";
   module.attr("__version__") = DMUON_VERSION;
-  dmuon::bindings::init_errors();
   dmuon::bindings::init_plan(module);
   dmuon::bindings::init_catalog(module);
   dmuon::bindings::init_predict(module);

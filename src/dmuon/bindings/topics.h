@@ -17,7 +17,4 @@ void init_wire(pybind11::module_& module);
 void init_engine(pybind11::module_& module);
 void init_optim(pybind11::module_& module);
 
-// and by both: the error types of core, as Python's.
-void init_errors();
-
 }  // namespace dmuon::bindings

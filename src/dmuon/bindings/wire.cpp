@@ -53,11 +53,7 @@ void init_wire(py::module_& module) {
           py::arg("group"))
       .def("release_turn", [](SharedMesh& mesh) { mesh.turn->release(); })
       .def("look_away", [](SharedMesh& mesh) { mesh.watch->look_away(); })
-      .def("failure",
-           [](const SharedMesh& mesh) {
-             const std::string& why = mesh.turn->why_over();
-             return why.empty() ? mesh.watch->failure() : why;
-           })
+      .def("failure", &SharedMesh::failure)
       .def("raised", [](const SharedMesh& mesh) { mesh.watch->raised(); })
       .def(
           "leave",

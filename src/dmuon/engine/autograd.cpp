@@ -1,8 +1,6 @@
 #include "dmuon/engine/autograd.h"
 
-#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -19,6 +17,7 @@
 #include <utility>
 
 #include "dmuon/core/error.h"
+#include "dmuon/wire/stream_mark.h"
 
 namespace dmuon::engine {
 namespace {
@@ -52,19 +51,6 @@ class AfterAccumulation : public torch::autograd::FunctionPostHook {
  private:
   std::function<void()> callback_;
 };
-
-c10::Stream current_stream(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
-// Autograd lets a node wait for the gradient that comes to it, not for its consumer's other work.
-void wait_for(const c10::Stream& stream) {
-  const c10::Stream here = current_stream(stream.device());
-  if (here == stream) return;
-  c10::Event event(stream.device_type());
-  event.record(stream);
-  event.block(here);
-}
 
 class LeavingBackward : public torch::autograd::Node {
  public:
@@ -124,11 +110,13 @@ std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& i
       std::ranges::find_if(inputs, [](const at::Tensor& input) { return !input.is_cpu(); });
   const bool on_host = on_device == inputs.end();
   std::optional<c10::Stream> compute;
-  if (!on_host) compute = current_stream(on_device->device());
+  if (!on_host) compute = wire::current_stream(on_device->device());
   const auto once_a_backward = [callback = as_torch_errors(std::move(callback)), compute,
                                 last = std::make_shared<int>(-1)] {
     if (std::exchange(*last, this_backward()) == this_backward()) return;
-    if (compute) wait_for(*compute);
+    // Autograd lets a node wait for the gradient that comes to it, not for its consumer's other
+    // work.
+    if (compute) wire::order(*compute, wire::current_stream(compute->device()));
     callback();
   };
   // The nodes run on the stream of their consumer, as if they were not there. Autograd adds

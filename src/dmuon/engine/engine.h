@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -144,16 +143,13 @@ class Engine : private schedule::Performer {
   /// Empty words let backwards run again.
   void refuse_backward(std::string why) { no_backward_ = std::move(why); }
 
-  /// Agrees on the step with one message over all ranks. The verdict is cached until gradients
-  /// change, so a second call costs nothing. The host waits for other hosts, and never for a device
-  /// that is not a CPU.
-  /// @param host      fp64 on the engine's device, see GradientNorms::measure. Ignored if the
-  ///                  verdict is cached.
+  /// Agrees on the step with one message over all ranks. The host waits for other hosts, and never
+  /// for a device that is not a CPU.
+  /// @param host      fp64 on the engine's device, see GradientNorms::measure.
   /// @param settings  a digest of hyperparameters and all else that must be equal on all ranks.
-  ///                  Ignored likewise.
-  /// @param maxima    [num_maxima], see GradientNorms::measure. Ignored likewise.
+  /// @param maxima    [num_maxima], see GradientNorms::measure.
   /// @param has_open_gradients  true if this rank has gradients of OtherGradients that are no means
-  ///                            yet. Ignored likewise.
+  ///                            yet.
   /// @throws InvalidArgument, on all ranks, as engine::agree, or if micro-steps under no_sync have
   /// used other host units.
   const Verdict& agree(const at::Tensor& host = {}, std::uint32_t settings = 0,
@@ -161,7 +157,10 @@ class Engine : private schedule::Performer {
   /// Sets of how many numbers each agreement finds the largest over all ranks; 0 at first. Drops
   /// the verdict. All ranks do the same, between steps.
   void set_num_maxima(int num_maxima);
-  bool agreed() const { return verdict_ && kept_ == placeholders_.kept(); }
+  /// The verdict of the last agreement. Null if gradients have changed since, or its step is over.
+  const Verdict* verdict() const {
+    return verdict_ && kept_ == placeholders_.kept() ? &*verdict_ : nullptr;
+  }
   /// Gradients that only the host knows have been cleared.
   void forget_verdict() { verdict_.reset(); }
 
@@ -250,8 +249,10 @@ class Engine : private schedule::Performer {
   void perform(const schedule::Operation& operation) override;
   void leave_to_host(const std::optional<schedule::Trigger>& use) override;
   void leave_before_forward() override;
-  std::int64_t next_comparison();
-  void require_all_at(const std::array<std::int64_t, 4>& here, const std::string& what);
+  struct Compared;
+  Compared compared(std::int64_t moment, std::int64_t unit);
+  std::string described(const Compared& compared) const;
+  void require_all_at(const Compared& here, const std::string& what);
   void serve(schedule::Moment moment, core::UnitIndex unit) { resolver_.serve({moment, unit}); }
   void before_backward(core::UnitIndex unit, Call& call);
   void after_backward(core::UnitIndex unit, Call& call);
@@ -263,6 +264,7 @@ class Engine : private schedule::Performer {
   bool in_second_order(core::UnitIndex unit);
   bool follows_second_order(core::UnitIndex unit) const;
   void take_turn();
+  void begin_new_weights();
   bool backward_is_open() const;
   void end_backward();
   void close_backward(bool raised);

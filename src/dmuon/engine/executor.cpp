@@ -36,7 +36,6 @@ Executor::Executor(wire::SharedMesh mesh, const plan::Plan& plan,
       owned_(part_.parameters, part_.batches, pool_),
       batches_(owned_.batches().size()),
       profile_(device),
-      process_(getpid()),
       model_(mesh_.models->add(part_.parameters.size())) {
   for (wire::Group& group : mesh_.along) group.keep_apart(model_);
   for (const UnitSpec& spec : units) {
@@ -81,7 +80,7 @@ bool wait_quietly(const schedule::PerKind<Newest>& operations) {
 
 // Operations in flight use this object's buffers.
 Executor::~Executor() {
-  if (getpid() != process_) return;
+  if (getpid() != mesh_.process) return;  // a forked child has no lanes
   for (const schedule::PerKind<Newest>& batch : batches_) wait_quietly(batch);
   for (UnitState& state : states_) {
     state.weights_used.wait();

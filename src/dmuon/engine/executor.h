@@ -4,7 +4,6 @@
 #include <sys/types.h>
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -161,7 +160,6 @@ class Executor {
   std::shared_ptr<const StepUpdate> update_;
   wire::StreamMark update_awaited_;
   Profile profile_;
-  pid_t process_;  // that made it: a forked child has no lanes
   int model_;
   std::int64_t step_ = 1;
   std::int64_t num_unshards_ = 0;

@@ -1,7 +1,5 @@
 #include "dmuon/engine/local_part.h"
 
-#include <utility>
-
 #include "dmuon/core/error.h"
 
 namespace dmuon::engine {

@@ -31,13 +31,10 @@ void Engine::settle_step() {
     take_new_gradients();
   }
   finish_update();
-  const bool averages = resolver_.owes_synchronised_backward();
-  if (backward) {
-    resolver_.run_owed_backward();
+  resolver_.settle_step([this](bool synchronised) {
     placeholders_.give_gradients();
-  }
-  if (averages) others_.average(/*raised=*/false);
-  resolver_.settle_step();
+    if (synchronised) others_.average(/*raised=*/false);
+  });
 }
 
 void Engine::set_num_maxima(int num_maxima) {
@@ -56,7 +53,6 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings,
       "parameters, some under no_sync, or gradients of no_sync were cleared but by "
       "optimizer.zero_grad(): FSDP2 would add gradients that do not belong together. Expected: the "
       "same modules in each micro-step, and optimizer.zero_grad().");
-  if (agreed()) return *verdict_;
   Stopwatch watch(seconds_["agree_s"]);
   AgreementInput input;
   input.issued = core::Hasher()
@@ -141,11 +137,15 @@ void Engine::scale_gradient(core::LeafIndex leaf, const at::Tensor& factor) {
   }
 }
 
-void Engine::step(std::shared_ptr<Update> update) {
+void Engine::begin_new_weights() {
   settle();
   finish_update();
   has_second_order_ = false;
   executor_.profile().set_phase(Phase::kStep);
+}
+
+void Engine::step(std::shared_ptr<Update> update) {
+  begin_new_weights();
   executor_.set_update(std::move(update));
   // Also after an error: what the update holds is of no more use.
   auto forget = c10::make_scope_exit([this] { executor_.set_update(nullptr); });
@@ -160,10 +160,7 @@ void Engine::remove_owned(const std::string& name) {
 }
 
 void Engine::publish() {
-  settle();
-  finish_update();
-  has_second_order_ = false;
-  executor_.profile().set_phase(Phase::kStep);
+  begin_new_weights();
   resolver_.publish();
 }
 

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "dmuon/core/error.h"
 #include "dmuon/newton_schulz/cuda_kernels.h"

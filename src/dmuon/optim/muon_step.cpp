@@ -1,7 +1,5 @@
 #include "dmuon/optim/muon_step.h"
 
-#include <c10/core/GradMode.h>
-
 #include <algorithm>
 #include <memory>
 #include <type_traits>
@@ -213,21 +211,21 @@ void muon_step(engine::Engine& engine, const std::vector<MuonGroup>& groups,
   check_row_factors(row_factors, engine.owned(), engine.parameters());
   if (!std::ranges::all_of(groups, [](const auto& of) { return of.rule->takes_gradient_factor(); }))
     engine.owned().multiply_factor_in();
-  if (engine.slices() != nullptr) {
-    if (graphs != nullptr)
-      graphs->refuse("all batches: launches: with tensor parallelism slices travel in an update");
+  const bool sliced = engine.slices() != nullptr;
+  std::string why;          // no graphs
+  if (graphs != nullptr) {  // asked only then: it may test kernels
+    why = sliced ? "with tensor parallelism slices travel in an update"
+                 : newton_schulz::why_no_cuda_kernels(applies.device());
+    graphs->refuse(why.empty() ? "" : "all batches: launches: " + why);
+  }
+  if (sliced) {
     return engine.step(std::make_shared<SliceUpdate>(engine.owned(), engine.sliced(),
                                                      engine.slices(), groups, group_of, applies));
   }
-  if (graphs == nullptr)
-    return engine.step(std::make_shared<MuonUpdate>(engine.owned(), groups, group_of, applies,
-                                                    nullptr, row_factors));
-  const std::string why = newton_schulz::why_no_cuda_kernels(applies.device());
-  graphs->refuse(why.empty() ? "" : "all batches: launches: " + why);
-  const std::int64_t before = graphs->scratch_bytes();
+  const std::int64_t before = graphs != nullptr ? graphs->scratch_bytes() : 0;
   engine.step(std::make_shared<MuonUpdate>(engine.owned(), groups, group_of, applies,
                                            why.empty() ? graphs : nullptr, row_factors));
-  engine.owned().pool()->count(graphs->scratch_bytes() - before);
+  if (graphs != nullptr) engine.owned().pool()->count(graphs->scratch_bytes() - before);
 }
 
 }  // namespace dmuon::optim

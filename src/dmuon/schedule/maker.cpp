@@ -16,13 +16,6 @@ std::vector<core::UnitIndex> units_by_first_use(const Layout& layout, const Trac
   return units;
 }
 
-void check_units(const Layout& layout, const Trace& trace, const char* what) {
-  for (const Trigger& trigger : trace) {
-    core::require(layout.units.contains(trigger.unit), what, ": expected units below ",
-                  layout.units.size(), ", got ", trigger.unit);
-  }
-}
-
 Maker::Maker(const Layout& layout, const Batches& batches)
     : has_inter_(layout.has_inter()),
       exchanges_slices_(layout.tensor_parallel > 1),

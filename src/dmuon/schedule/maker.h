@@ -75,8 +75,4 @@ class Maker {
   core::Vector<core::UnitIndex, std::vector<Dependency>> applies_;  // of the batches that touch it
 };
 
-/// @param what  names the function and its argument.
-/// @throws InvalidArgument if the trace names a unit that the layout lacks.
-void check_units(const Layout& layout, const Trace& trace, const char* what);
-
 }  // namespace dmuon::schedule

@@ -231,9 +231,6 @@ Window window_of(const Layout& layout, const StepOptions& options) {
 PassSchedule build_pass_schedule(const Layout& layout, const Batches& batches, const Trace& trace,
                                  const Trace& forward, Pass pass, const StepOptions& options,
                                  bool sync) {
-  check(options);
-  check_units(layout, trace, "build_pass_schedule: trace");
-  check_units(layout, forward, "build_pass_schedule: forward");
   return PassBuilder(layout, batches, trace, forward, pass, options, sync).take();
 }
 

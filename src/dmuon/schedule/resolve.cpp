@@ -1,7 +1,5 @@
 // The resolver, from triggers to operations: what each needs, and what has been done already.
 
-#include <algorithm>
-
 #include "dmuon/schedule/resolver.h"
 
 namespace dmuon::schedule {
@@ -77,10 +75,10 @@ void Resolver::resolve(const Operation& operation) {
   Progress& unit = units_.at(operation.unit());
   switch (operation.kind) {
     case Kind::kPublishInter:
-      if (unit.part == version_) return;
+      if (unit.stage_1 == version_) return;
       performer_->perform(operation);
-      unit.part = version_;
-      unit.part_awaited = false;
+      unit.stage_1 = version_;
+      unit.stage_1_awaited = false;
       return;
     case Kind::kPublishIntra:
       if (unit.filled) return;
@@ -95,7 +93,7 @@ void Resolver::resolve(const Operation& operation) {
     case Kind::kAwaitWeights:
       if (unit.ready) return;
       performer_->perform(operation);
-      unit.ready = unit.part_awaited = true;
+      unit.ready = unit.stage_1_awaited = true;
       return;
     case Kind::kReshard:
       return end_use(&unit, operation);
@@ -132,12 +130,12 @@ void Resolver::end_use(Progress* unit, const Operation& operation) {
 }
 
 void Resolver::reshard(Progress* unit, const Operation& operation) {
-  if (!unit->filled && unit->part_awaited) return;
+  if (!unit->filled && unit->stage_1_awaited) return;
   unit->ready = false;  // whatever happens, nobody computes with half of it
   performer_->perform(operation);
   unit->filled = false;
-  unit->part_awaited = true;
-  if (!options_.node_copy) unit->part = kNone;
+  unit->stage_1_awaited = true;
+  if (!options_.node_copy) unit->stage_1 = kNone;
 }
 
 void Resolver::finish_stage_1(core::UnitIndex unit) {

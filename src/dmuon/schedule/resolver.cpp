@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "dmuon/core/error.h"
-
 namespace dmuon::schedule {
 
 namespace {
@@ -176,10 +174,13 @@ void Resolver::run_owed_backward() {
   sync_ = sync;
 }
 
-void Resolver::settle_step() {
+void Resolver::settle_step(const std::function<void(bool)>& after_owed) {
   settle();
   finish_update();
-  if (order_.owes_backward()) run_owed_backward();
+  if (order_.owes_backward()) {
+    run_owed_backward();
+    after_owed(forward_sync_);
+  }
   const bool sync = std::exchange(sync_, true);
   for (const core::UnitIndex unit : units_.indices()) {
     if (units_[unit].held) serve({Moment::kAfterBackward, unit});

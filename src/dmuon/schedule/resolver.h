@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -125,11 +126,10 @@ class Resolver {
 
   /// Ends the pass and waits for all routes.
   void settle();
-  /// Before a step's agreement: settles, runs an owed backward, and sends on the partial sums.
-  void settle_step();
-  /// Takes part in a backward that other ranks may have run while this rank's loss touched nothing.
-  /// Only if owes_backward(). Waits for no routes of it, as settle_step() does.
-  void run_owed_backward();
+  /// Before a step's agreement: settles, takes part in an owed backward, and sends on the partial
+  /// sums.
+  /// @param after_owed  called behind an owed backward; true if that was outside of no_sync.
+  void settle_step(const std::function<void(bool)>& after_owed = [](bool) {});
   /// Settles. Updates this rank's batches, and begins a new version of the weights. With
   /// StepOptions::late_updates the batches may be under way when this returns.
   void step() { renew(/*updates=*/true); }
@@ -156,10 +156,9 @@ class Resolver {
   bool ready(core::UnitIndex unit) const { return units_.at(unit).ready; }
   /// True if column members hold partial sums. Equal on all ranks.
   bool holds_partial_sums() const;
-  /// True if settle_step() will run a backward.
+  /// True if settle_step() will run a backward: other ranks may have run one while this rank's loss
+  /// touched nothing.
   bool owes_backward() const { return order_.owes_backward(); }
-  /// As owes_backward(), if that backward is outside of no_sync.
-  bool owes_synchronised_backward() const { return order_.owes_backward() && forward_sync_; }
 
   const Order& order() const { return order_; }
   const Layout& layout() const { return layout_; }
@@ -177,22 +176,23 @@ class Resolver {
 
   /// All that has been issued for a unit, as far as it decides what runs next.
   struct Progress {
-    int part = kNone;          // version of stage 1
-    bool part_awaited = true;  // compute has waited since stage 1 was issued
-    bool filled = false;       // stage 2 was issued since the buffer was freed
-    bool ready = false;        // and compute has waited for it
-    bool used = false;         // in the pass that is open; if empty, since its last release
-    bool trained = false;      // used in a training forward since the last backward
-    bool owes_route = false;   // used in a backward, or given a gradient, since the last
-    bool in_stage_1 = false;   // its route is in flight, with its gradients
-    bool in_stage_2 = false;   // likewise, with the node's mean
-    bool held = false;         // column members hold partial sums
-    bool in_use = false;       // see set_in_use()
+    int stage_1 = kNone;          // version that it has sent
+    bool stage_1_awaited = true;  // compute has waited since it was issued
+    bool filled = false;          // stage 2 was issued since the buffer was freed
+    bool ready = false;           // and compute has waited for it
+    bool used = false;            // in the pass that is open; if empty, since its last release
+    bool trained = false;         // used in a training forward since the last backward
+    bool owes_route = false;      // used in a backward, or given a gradient, since the last
+    bool in_stage_1 = false;      // its route is in flight, with its gradients
+    bool in_stage_2 = false;      // likewise, with the node's mean
+    bool held = false;            // column members hold partial sums
+    bool in_use = false;          // see set_in_use()
   };
 
   const PassSchedule& schedule_of(Pass pass) const;
   void renew(bool updates);
   void forget_uses();
+  void run_owed_backward();
   void rebuild_schedule();
   void request(Trigger trigger);
   bool any_in_use() const;

@@ -41,8 +41,6 @@ std::vector<core::BatchIndex> batches_by_unit(const Batches& batches,
 
 std::vector<Operation> build_update_schedule(const Layout& layout, const Batches& batches,
                                              const Trace& forward, const StepOptions& options) {
-  check(options);
-  check_units(layout, forward, "build_update_schedule: forward");
   const Maker maker(layout, batches);
   const Window window = window_of(layout, options);
   std::vector<Operation> operations;
@@ -81,6 +79,14 @@ std::vector<Operation> build_update_schedule(const Layout& layout, const Batches
 StepSchedule build_step_schedule(const Layout& layout, const Batches& batches, const Trace& forward,
                                  const Trace& evaluation, const Trace& backward,
                                  const StepOptions& options) {
+  check(options);
+  for (const Trace* trace : {&forward, &evaluation, &backward}) {
+    for (const Trigger& trigger : *trace) {
+      core::require(layout.units.contains(trigger.unit),
+                    "build_step_schedule: traces: expected units below ", layout.units.size(),
+                    ", got ", trigger.unit);
+    }
+  }
   const auto forward_of = [&](const Trace& trace, Pass pass) {
     return build_pass_schedule(layout, batches, trace, trace, pass, options);
   };

@@ -42,12 +42,11 @@ struct StepSchedule {
 /// each use that is open while another begins, for a unit that a forward kept, and in a backward
 /// for a unit that is used again later.
 ///
-/// @param layout   at least the units that `trace` names.
+/// @param layout   at least the units that the traces name.
 /// @param trace    kBeforeUse ... kAfterForward or kAfterBackward of each use.
 /// @param forward  `trace` itself; for a backward the training forward's trace, whose units have
 ///                 had stage 1 already.
 /// @param sync     false: a backward under no_sync, which sends nothing between nodes.
-/// @throws InvalidArgument for options out of range or a unit out of range.
 PassSchedule build_pass_schedule(const Layout& layout, const Batches& batches, const Trace& trace,
                                  const Trace& forward, Pass pass, const StepOptions& options,
                                  bool sync = true);
@@ -68,6 +67,7 @@ std::vector<Operation> build_update_schedule(const Layout& layout, const Batches
                                              const Trace& forward, const StepOptions& options);
 
 /// All of a step. Passes without a trace are empty.
+/// @throws InvalidArgument for options out of range, or a unit that the layout lacks.
 StepSchedule build_step_schedule(const Layout& layout, const Batches& batches, const Trace& forward,
                                  const Trace& evaluation, const Trace& backward,
                                  const StepOptions& options);

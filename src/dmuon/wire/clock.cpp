@@ -1,9 +1,10 @@
 #include "dmuon/wire/clock.h"
 
 #include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <chrono>
+
+#include "dmuon/wire/stream_mark.h"
 
 namespace dmuon::wire {
 
@@ -26,7 +27,7 @@ Instant Clock::now() const {
 
 Instant Clock::timed() const {
   auto event = std::make_shared<c10::Event>(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
-  event->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  event->record(current_stream(device_));
   return {host_now(), std::move(event)};
 }
 

@@ -16,6 +16,7 @@
 
 #include "dmuon/core/service_thread.h"
 #include "dmuon/wire/plain_mode.h"
+#include "dmuon/wire/stream_mark.h"
 
 namespace dmuon::wire {
 
@@ -41,8 +42,7 @@ struct Event::State {
 void Event::wait() const {
   if (!state_) return;
   if (state_->event) {
-    const c10::impl::VirtualGuardImpl device(state_->event->device_type());
-    state_->event->block(device.getStream(state_->event->device()));
+    state_->event->block(current_stream(state_->event->device()));
     return;
   }
   std::unique_lock lock(state_->mutex);
@@ -214,12 +214,12 @@ class Lane::Stream {
  public:
   Stream(c10::Device device, Purpose purpose)
       : purpose_(purpose),
-        guard_(device.type()),
-        stream_(guard_.getStreamFromGlobalPool(device, purpose == Purpose::kMessages)) {}
+        stream_(c10::impl::VirtualGuardImpl(device.type())
+                    .getStreamFromGlobalPool(device, purpose == Purpose::kMessages)) {}
 
   void enqueue(const Work& operation, const std::vector<Event>& after, Event::State& done) {
     const c10::Device device = stream_.device();
-    const c10::Stream current = guard_.getStream(device);
+    const c10::Stream current = current_stream(device);
     order(current, stream_);
     done.event.emplace(device.type());
     const PlainMode plain;
@@ -238,19 +238,13 @@ class Lane::Stream {
     }
   }
 
-  // Work that `second` gets from now on waits for all that `first` has.
-  static void order(const c10::Stream& first, const c10::Stream& second) {
-    c10::Event event(first.device_type());
-    event.record(first);
-    event.block(second);
-  }
   static void order_quietly(const c10::Stream& first, const c10::Stream& second) try {
     order(first, second);
   } catch (const std::exception&) {  // the device has failed, and runs nothing more
   }
 
   bool ends_before(std::chrono::steady_clock::time_point end) {
-    c10::Event last(guard_.type());
+    c10::Event last(stream_.device_type());
     last.record(stream_);
     while (!last.query()) {
       if (std::chrono::steady_clock::now() > end) return false;
@@ -262,7 +256,6 @@ class Lane::Stream {
  private:
   Purpose purpose_;
   std::exception_ptr error_;
-  c10::impl::VirtualGuardImpl guard_;
   c10::Stream stream_;
 };
 

@@ -1,7 +1,6 @@
 #include "dmuon/wire/pending.h"
 
 #include <stdexcept>
-#include <utility>
 
 #include "dmuon/core/error.h"
 

@@ -74,25 +74,21 @@ std::optional<watch::Stuck> OnDevice::oldest() {
 }
 
 std::shared_ptr<watch::Watch> SharedMesh::watch_over() {
-  std::vector<Group> slices;
-  if (tensor_parallel) slices = {tensor_parallel->slices, tensor_parallel->host};
   // Copies of a group end the same messages.
-  const auto give_up = [along = along, host = host, slices,
-                        all = everyone](const std::string& why) mutable {
-    give_up_all({along.values, host.values, slices, {&all, 1}}, why);
+  std::vector<Group> for_words = groups_of_words();
+  std::vector<Group> messages{row(), column(), everyone};
+  if (tensor_parallel) messages.push_back(tensor_parallel->slices);
+  const auto give_up = [for_words, messages](const std::string& why) mutable {
+    give_up_all({messages, for_words}, why);
   };
   auto made =
       std::make_shared<watch::Watch>(everyone.store(), everyone.rank(), everyone.size(), give_up);
   watch::Watch::Outside outside;
-  outside.give_up = [along = along, host = host, slices, all = everyone,
-                     others = others](const std::string& why) mutable {
-    std::vector<Group> more = others->all();
-    give_up_all({along.values, host.values, slices, {&all, 1}, more}, why);
+  outside.give_up = [for_words, messages, others = others](const std::string& why) mutable {
+    for (Group& group : others->all()) messages.push_back(std::move(group));
+    give_up_all({messages, for_words}, why);
     // The host may wait for a message that Python has sent in one of these.
-    for (const std::span<Group> some :
-         std::initializer_list<std::span<Group>>{along.values, slices, {&all, 1}, more}) {
-      for (Group& group : some) group.close_connections();
-    }
+    for (Group& group : messages) group.close_connections();
   };
   if (row().device() != c10::DeviceType::CPU) {
     outside.oldest = [known = on_device] { return known->oldest(); };
@@ -106,6 +102,10 @@ std::vector<Group> SharedMesh::groups_of_words() const {
   std::vector<Group> groups{host[layout::Axis::kRow], host[layout::Axis::kColumn]};
   if (tensor_parallel) groups.push_back(tensor_parallel->host);
   return groups;
+}
+
+std::string SharedMesh::failure() const {
+  return turn->why_over().empty() ? watch->failure() : turn->why_over();
 }
 
 void SharedMesh::end(const std::string& why) {

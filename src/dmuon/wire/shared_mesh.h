@@ -151,6 +151,9 @@ struct SharedMesh {
   /// CPUs it gives up what is in flight, which a peer may never issue; a device would fail with it.
   void end(const std::string& why);
 
+  /// Why no call of a model on the mesh may go on; empty if all may.
+  std::string failure() const;
+
   /// Call this when the process ends. Gives operations up that have not happened within `grace`. So
   /// a rank that failed ends, and its peers raise, before any timeout. A no-op in a forked child.
   /// @returns  an error of a late update that no call has raised; else empty.

@@ -7,6 +7,12 @@
 
 namespace dmuon::wire {
 
+/// The device has streams.
+c10::Stream current_stream(c10::Device device);
+
+/// Work that `second` gets from now on waits for all that `first` has got.
+void order(const c10::Stream& first, const c10::Stream& second);
+
 /// Orders work on different streams of a device.
 ///
 ///   mark.set(device);  // after the last use of a buffer, on whichever stream is current

@@ -3,7 +3,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/linalg_vector_norm.h>
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
