@@ -130,6 +130,11 @@ def marks(block: Block, x: torch.Tensor) -> torch.Tensor:
     return block.computed(x) * x.factor
 
 
+def remembers(block: Block, x: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    block.last = parameter
+    return block.computed(x) * (1 + parameter.square().mean())
+
+
 def calls_itself(block: Block, x: torch.Tensor, times: int = 2) -> torch.Tensor:
     """The inner calls end in the backward before the rest of the outer one."""
     x = x + block.computed(x)
@@ -187,6 +192,13 @@ def of_itself(model: Model, x: torch.Tensor, trains: bool) -> torch.Tensor:
 def of_marked(model: Model, x: torch.Tensor) -> torch.Tensor:
     for block in model.blocks:
         x = block((x * 1.0).as_subclass(Marked))
+    return x
+
+
+def with_parameters(model: Model, x: torch.Tensor) -> torch.Tensor:
+    for block in model.blocks:
+        x = block(x, model.head.weight)
+        del block.last
     return x
 
 
@@ -343,6 +355,8 @@ def trained(
         ((1,), KEPT, {"call": checkpoints_itself, "use": one_after_the_other}),
         ((2, 2), AHEAD, {"call": if_marked, "use": of_marked}),
         ((1,), KEPT, {"call": if_marked, "use": of_marked}),
+        ((2, 2), REPLICATED, {"call": remembers, "use": with_parameters}),
+        ((1,), AHEAD, {"call": remembers, "use": with_parameters}),
         ((4,), REPLICATED, {"call": marks, "use": with_marks}),
         ((1,), AHEAD, {"call": marks, "use": with_marks}),
         ((4,), KEPT, {"call": if_marked, "use": of_marked, "units": blocks_of}),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -330,6 +332,23 @@ def test_one_backward_through_two_models_gives_means_to_both(ranks, mesh, schedu
     *notes, [(initial, expected)] = check(ranks, chained, mesh, schedule=schedule)
     for [(_, got)] in notes:
         assert_equal_to_reference(initial, expected, got)
+
+
+def without_its_model(mesh: Any, schedule: Any) -> None:
+    """Nobody is left who could average the gradients, which must not stay the ranks' own."""
+    s = Session(mesh, schedule)
+    s.start(make_gpt(depth=1), units=None)
+    s.train(0)
+    loss = language_loss(1, s.size)(s.model, s.rank)
+    del s.model, s.opt
+    gc.collect()
+    with pytest.raises(ValueError, match="a backward through a model that Python has freed"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(("mesh", "schedule"), MESHES)
+def test_a_backward_after_the_model_is_refused(ranks, mesh, schedule):
+    ranks.run(without_its_model, mesh, schedule=schedule)
 
 
 def narrow(s: Session) -> None:

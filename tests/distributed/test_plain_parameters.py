@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import time
+import weakref
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -208,6 +210,43 @@ def test_added_parameters_train_from_the_next_backward_on(ranks, mesh, schedule,
     *notes, expected = check(ranks, added, mesh, schedule=schedule, size=size)
     for norms in notes:
         assert norms == pytest.approx(expected, rel=1e-4)
+
+
+def came_and_went(s: Session, size: int, stays: bool) -> None:
+    """Parameters leave their group and, unless they stay, the model: other optimizers may train what stays."""
+    s.start(make_gpt(depth=2), units=None)
+    optimizer = s.opt.adamw if s.reference else s.opt
+    for step in range(0, 4, 2):
+        s.model.adapter = Adapted(size)
+        parameters = list(s.model.adapter.parameters())
+        optimizer.add_param_group({"params": parameters})
+
+        def loss(model: nn.Module, rank: int, step: int = step) -> torch.Tensor:
+            return language_loss(step, s.size)(model, rank) + (1 + rank) * model.adapter()
+
+        s.backward(loss)
+        s.step()
+        optimizer.param_groups.pop()
+        for parameter in parameters:
+            optimizer.state.pop(parameter, None)
+        if stays:
+            s.backward(loss)
+            s.step()
+            s.notes.append([p.grad.clone() for p in parameters])
+        refs = [weakref.ref(parameter) for parameter in parameters]
+        parameter, parameters, s.model.adapter = None, [], None
+        s.train(step + 1, step + 2)
+        gc.collect()
+        assert s.reference or not any(ref() is not None for ref in refs)
+
+
+@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize("size", [12, 600])
+@pytest.mark.parametrize(("mesh", "schedule"), MESHES)
+def test_parameters_that_have_left_are_freed(ranks, mesh, schedule, size, stays):
+    *notes, expected = check(ranks, came_and_went, mesh, schedule=schedule, size=size, stays=stays)
+    for gradients in notes:
+        torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
 
 
 AGREE = "a backward, or a step: ranks differ. Expected: the same parameters of AdamW that train. Rank 0 has: "

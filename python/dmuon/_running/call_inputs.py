@@ -77,11 +77,9 @@ def _share_python_side(given: torch.Tensor, watched: torch.Tensor) -> None:
     if _is_wrapper(given):
         return
     watched.__dict__ = given.__dict__
-    if isinstance(given, nn.Parameter):  # a class of leaves
-        watched._is_param = True  # so that it counts as one
-        return
-    with contextlib.suppress(TypeError):  # no Python object changes to a class with __slots__
-        watched.__class__ = type(given)
+    if not isinstance(given, nn.Parameter):  # a class of leaves
+        with contextlib.suppress(TypeError):  # no Python object changes to a class with __slots__
+            watched.__class__ = type(given)
 
 
 class _Changed(torch.autograd.Function):

@@ -5,6 +5,7 @@ Longer than other files because torch.optim.Optimizer is one class, and much of 
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, overload
@@ -215,7 +216,7 @@ class Muon(torch.optim.Optimizer):
             self._runtime.plain.add(plain, is_agreed=not self._is_made)  # at Muon all ranks have compared them
             self._ungrouped.note_added(param_group["params"] if self._is_made else [])
             self._adamw.make_state([param_group], self.state)
-        self._runtime.step_agreement.members.update(map(id, param_group["params"]))
+        self._runtime.step_agreement.members.update((id(p), weakref.ref(p)) for p in param_group["params"])
 
     def _new_members(self, params: Any, algorithm: str) -> list[torch.Tensor]:
         """Returns the parameters of a new group. Raises ValueError if one is in a group or cannot be in this one."""

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
 
 from dmuon import _C
 from dmuon._running.blocking import blocking_message
@@ -29,6 +30,10 @@ LARGE = 2**18  # elements of a gradient that is a message of its own
 _NEVER = 2**31 - 1  # more triggers than any backward crosses
 _TRAINS = 2.0**-14  # counts a rank on which a parameter trains but has no gradient: 10,000 together are below 1
 _IS_MEAN = "_dmuon_is_mean"  # a mark on a gradient
+_GONE = (
+    "dmuon: a backward through a model that Python has freed, so nobody averages the gradients that no fully_shard "
+    "manages. Expected: the model, or its optimizer, kept until its backwards have ended."
+)
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,6 +90,7 @@ class PlainGradients:
         self._is_open = False
         self._places: dict[torch.Tensor, int] | None = None  # of large ones; None: the next backward finds them
         self._num_averages = 0
+        self._hooks: dict[torch.Tensor, list[RemovableHandle]] = {}  # of those that `add` named
         self.made: list[torch.Tensor] = []  # gradients that this rank lacked, since the last clear()
         if self._group is not None:
             self._listen()
@@ -97,9 +103,8 @@ class PlainGradients:
                 other._places = None  # a backward may go through both, see _send_places
 
     def _listen(self) -> None:
-        self._engine.set_other_gradients(
-            WeakCall(PlainGradients._send_early, self), WeakCall(PlainGradients._average, self)
-        )
+        calls = (WeakCall(call, self, gone=_GONE) for call in (PlainGradients._send_early, PlainGradients._average))
+        self._engine.set_other_gradients(*calls)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """The plain parameters of the model and of all groups."""
@@ -115,14 +120,28 @@ class PlainGradients:
             is_trainable = parameter.requires_grad
             if parameter.is_floating_point():
                 parameter.requires_grad_(True)  # frozen parameters allow no hooks
-                parameter.register_post_accumulate_grad_hook(WeakCall(PlainGradients._arrived, self))
+                hooks = [parameter.register_post_accumulate_grad_hook(WeakCall(PlainGradients._arrived, self))]
                 # Their mean over the slots becomes the sum over the divide factor. At the source, so that sums of
                 # micro-steps, norms and momentum all have one size.
                 if self._scale != 1:
-                    parameter.register_hook(functools.partial(torch.mul, other=self._scale))
+                    hooks.append(parameter.register_hook(functools.partial(torch.mul, other=self._scale)))
                 for large in _large_of([parameter]):  # others leave when all have come
-                    parameter.register_hook(WeakCall(PlainGradients._arrives, self, weakref.ref(large)))
+                    hooks.append(parameter.register_hook(WeakCall(PlainGradients._arrives, self, weakref.ref(large))))
+                self._hooks[parameter] = hooks
                 parameter.requires_grad_(is_trainable)
+
+    def left(self, grouped: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns the parameters that neither the groups nor the model have any more. Their gradients still travel."""
+        return self._added.left(grouped)
+
+    def remove(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Lets go of parameters. All ranks call it alike, between backwards."""
+        for parameter in parameters:
+            self._added.remove(parameter)
+            for hook in self._hooks.pop(parameter, ()):
+                hook.remove()
+            self._of_model = [other for other in self._of_model if other is not parameter]
+            self._places = None
 
     def has_open(self) -> bool:
         """True if this rank has open gradients."""
@@ -251,11 +270,11 @@ class PlainGradients:
             backward.sent[parameter], parameter.grad = parameter.grad, None
 
     def _take_late(self, backward: _Backward) -> None:
-        """Notes what has come late, and adds it to what was set aside."""
+        """Notes what has come late, and adds it to what was set aside. After an error both are lost."""
+        if backward.raised:
+            return  # the user may have cleared gradients since
         for parameter, sent in backward.sent.items():
             late = parameter.grad
-            if late is None and backward.raised:
-                continue  # the user has cleared it since
             if late is not None:
                 backward.late[parameter] = late
             parameter.grad = sent if late is None else late if sent is None else sent + late

@@ -69,6 +69,18 @@ class PlainParameters:
         for parameter in parameters:
             self.travelling.pop(parameter, None)
 
+    def left(self, grouped: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns those that neither the groups, which have `grouped`, nor the model have any more."""
+        left = self._all.keys() - set(grouped)
+        if left and (model := self._model()) is not None:
+            left.difference_update(*(module._parameters.values() for module in model.modules()))
+        return [parameter for parameter in self._all if parameter in left]
+
+    def remove(self, parameter: torch.Tensor) -> None:
+        """Forgets a parameter, so that it is freed with the user's last reference."""
+        del self._all[parameter]
+        self.travelling.pop(parameter, None)
+
     def name_of(self, parameter: torch.Tensor) -> str:
         """Returns its name in the model, for messages."""
         return next(self._names([parameter]))

@@ -84,8 +84,10 @@ class UngroupedParameters:
         if self._walked_at != (registered := _registrations().total()):
             self._walked_at = registered
             self._runtime.show_placeholders()
-            walked = self._runtime.model.named_parameters()
-            self._others = {name: p for name, p in walked if p not in self._trained}
+            walked = dict(self._runtime.model.named_parameters())
+            for known in (self._named, self._trained):  # lets go of those that have left the model
+                known.intersection_update(walked.values())
+            self._others = {name: p for name, p in walked.items() if p not in self._trained}
         new = {name: self._others.pop(name) for name in [name for name, p in self._others.items() if p.requires_grad]}
         self._trained.update(new.values())
         grouped = {p for group in groups for p in group["params"]} if new else set()

@@ -10,13 +10,19 @@ import torch
 
 
 class WeakCall:
-    """A call of `function(holder, *arguments, ...)` that does not keep the holder. When it is gone, it does nothing."""
+    """A call of `function(holder, *arguments, ...)` that does not keep the holder.
 
-    def __init__(self, function: Callable[..., Any], holder: Any, *arguments: Any) -> None:
-        self._function, self._holder, self._arguments = function, weakref.ref(holder), arguments
+    When it is gone, the call does nothing, or raises ValueError with the words `gone`: where other ranks, whose garbage
+    collector has not come by yet, would wait for a message.
+    """
+
+    def __init__(self, function: Callable[..., Any], holder: Any, *arguments: Any, gone: str = "") -> None:
+        self._function, self._holder, self._arguments, self._gone = function, weakref.ref(holder), arguments, gone
 
     # Autograd runs hooks inside of a compiled step, too.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *more: Any) -> None:
         if (holder := self._holder()) is not None:
             self._function(holder, *self._arguments, *more)
+        elif self._gone:
+            raise ValueError(self._gone)
