@@ -124,7 +124,7 @@ TEST_P(Agreement, RaisesOnEveryRankWhereOneHasAnotherModel) {
         input.has_gradient.resize(1);
         input.has_cleared.resize(1);
         input.words = at::zeros({1}, at::kDouble);
-        input.missing_maxima = 2;
+        input.most_words = kNumParameters + 2;
         input.model = 2;
         input.most_parameters = kNumParameters;
       }

@@ -128,7 +128,8 @@ TEST_F(GradientNormsTest, TakesMaximaAlong) {
 }
 
 TEST(Verdict, HasNormsThatScaleWithTheirGradients) {
-  Verdict verdict{{true, true}, at::tensor({4., 0.25, 16., 0., 0., 0.}, at::kDouble)};
+  const NormWords words{.num_parameters = 2, .num_slots = 2};
+  Verdict verdict{{true, true}, at::tensor({4., 0.25, 16., 0., 0., 0.}, at::kDouble), {}, words};
   EXPECT_DOUBLE_EQ(verdict.norm().item<double>(), 4.5);
   EXPECT_TRUE(verdict.norms().equal(at::tensor({2., 0.5}, at::kDouble)));
   EXPECT_TRUE(verdict.finite().item<bool>());

@@ -100,7 +100,7 @@ def _load_hooks(modules: list[nn.Module]) -> list[_Hook]:
     ]
 
 
-def _leave(runtime: Runtime, swapped: list[_Place], hooks: list[_Hook]) -> None:
+def _leave(runtime: Runtime, swapped: list[_Other], hooks: list[_Hook]) -> None:
     """Undoes what `full_params` has shown, or what an interrupted call of this has left of it."""
     if not runtime.access.whole:
         return
@@ -115,10 +115,10 @@ def _leave(runtime: Runtime, swapped: list[_Place], hooks: list[_Hook]) -> None:
 
 
 # Name, module, attribute and parameter. Any: no type describes a DTensor that is an nn.Parameter.
-_Place = tuple[str, nn.Module, str, Any]
+_Other = tuple[str, nn.Module, str, Any]
 
 
-def _other_places(model: nn.Module) -> list[_Place]:
+def _other_places(model: nn.Module) -> list[_Other]:
     """Returns the places of all that is not owned. Parameters of other classes stay in place."""
     return [
         (clean_name(joined(path, attribute)), module, attribute, parameter)
@@ -135,7 +135,7 @@ def _copy_of(parameter: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _write_back(runtime: Runtime, swapped: list[_Place]) -> None:
+def _write_back(runtime: Runtime, swapped: list[_Other]) -> None:
     wanted = "inside of writeback=True the same values written on every rank"
     with agreement(runtime.ranks, "full_params", wanted) as facts:
         edited = [

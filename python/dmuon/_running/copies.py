@@ -30,7 +30,7 @@ class Copies:
         names = {
             part: leaf.name for leaf, of_leaf in zip(leaves, parts, strict=True) for part in of_leaf if leaf.cut is None
         }
-        self._compares = ranks.tensor_parallel > 1
+        self._tensor_parallel = ranks.tensor_parallel
         self._names = [f"'{name}'" for name in names.values()]
         self._names += [f"AdamW's parameters, of shard {slot}," for slot in range(ranks.num_slots)]
         self._indices = torch.tensor(list(names), dtype=torch.int64, device=device)
@@ -39,9 +39,9 @@ class Copies:
 
     def check(self, verdict: _C.Verdict) -> None:
         """Raises ValueError on all ranks if gradients of copies differ."""
-        if not self._compares:
+        if self._tensor_parallel == 1:
             return
-        of_matrices = verdict.squared_norms_of_ranks()[self._indices] * verdict.tensor_parallel
+        of_matrices = verdict.squared_norms_of_ranks()[self._indices] * self._tensor_parallel
         words = torch.cat([of_matrices, verdict.squared_norms_of_copies().T])
         words = torch.cat([words, verdict.norm().square().expand(len(words), 1)], 1)
         if words.is_cpu:

@@ -82,7 +82,7 @@ class PlainGradients:
         """Takes the model's `parameters`. Those are averaged that `add` names."""
         ranks = dedication.ranks
         self._of_model, self._ranks, self._engine = list(parameters), ranks, engine
-        self._added = PlainParameters(model, ranks, engine)
+        self._parameters = PlainParameters(model, ranks, engine)
         self._reduce_dtype = dedication.mp_policy.reduce_dtype
         self._group = made_slots_group(ranks)
         self._scale = ranks.num_slots / dedication.across_ranks.divide_factor(ranks.num_slots)
@@ -109,14 +109,14 @@ class PlainGradients:
     def __iter__(self) -> Iterator[torch.Tensor]:
         """The plain parameters of the model and of all groups."""
         known = set(self._of_model)
-        return iter([*self._of_model, *(parameter for parameter in self._added if parameter not in known)])
+        return iter([*self._of_model, *(parameter for parameter in self._parameters if parameter not in known)])
 
     def add(self, parameters: Iterable[torch.Tensor], is_agreed: bool) -> None:
         """Adds the plain parameters of a group of AdamW's. `is_agreed` is as for `PlainParameters.add`."""
         for parameter in parameters:
-            if parameter in self._added or self._ranks.num_slots == self._scale == 1:
+            if parameter in self._parameters or self._ranks.num_slots == self._scale == 1:
                 continue
-            self._added.add(parameter, is_agreed)
+            self._parameters.add(parameter, is_agreed)
             is_trainable = parameter.requires_grad
             if parameter.is_floating_point():
                 parameter.requires_grad_(True)  # frozen parameters allow no hooks
@@ -132,12 +132,12 @@ class PlainGradients:
 
     def left(self, grouped: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the parameters that neither the groups nor the model have any more. Their gradients still travel."""
-        return self._added.left(grouped)
+        return self._parameters.left(grouped)
 
     def remove(self, parameters: Iterable[torch.Tensor]) -> None:
         """Lets go of parameters. All ranks call it alike, between backwards."""
         for parameter in parameters:
-            self._added.remove(parameter)
+            self._parameters.remove(parameter)
             for hook in self._hooks.pop(parameter, ()):
                 hook.remove()
             self._of_model = [other for other in self._of_model if other is not parameter]
@@ -147,13 +147,13 @@ class PlainGradients:
         """True if this rank has open gradients."""
         if self._ranks.num_slots == 1:
             return False
-        gradients = (parameter.grad for parameter in self._added)
+        gradients = (parameter.grad for parameter in self._parameters)
         return self._is_open or any(g is not None and not hasattr(g, _IS_MEAN) for g in gradients)
 
     def note_zeros(self, parameters: Iterable[torch.Tensor]) -> None:
         """Notes that the gradients of these parameters are zeros on all ranks, so none of them is open."""
         zeroed, self._is_open = set(parameters), False
-        for parameter in [parameter for parameter in self._added if parameter.grad is not None]:
+        for parameter in [parameter for parameter in self._parameters if parameter.grad is not None]:
             if parameter in zeroed:
                 setattr(parameter.grad, _IS_MEAN, True)
             else:
@@ -186,7 +186,7 @@ class PlainGradients:
         backward.raised = raised
         self._take_late(backward)
         try:
-            if self._added.agree():
+            if self._parameters.agree():
                 self._list(backward)
                 self._places = None
             self._send_rest(backward)
@@ -220,7 +220,7 @@ class PlainGradients:
     def _finish(self, backward: _Backward) -> None:
         """Takes what the messages of a backward have brought."""
         present = [1.0] * len(backward.parameters) if backward.present is None else backward.present.tolist()
-        self._added.drop(p for p, ranks in zip(backward.parameters, present, strict=True) if ranks == 0)
+        self._parameters.drop(p for p, ranks in zip(backward.parameters, present, strict=True) if ranks == 0)
         if backward.places is not None:
             found = zip(_large_of(backward.parameters), backward.places.tolist(), strict=True)
             self._places = {parameter: place for parameter, place in found if 0 <= place < _NEVER}
@@ -257,7 +257,7 @@ class PlainGradients:
     def _list(self, backward: _Backward) -> None:
         """Lists what travels."""
         places = self._places or {}
-        backward.parameters = [*self._added.travelling]
+        backward.parameters = [*self._parameters.travelling]
         in_order = sorted(reversed(_large_of(backward.parameters)), key=lambda p: places.get(p, _NEVER))
         backward.large = [parameter for parameter in reversed(in_order) if parameter not in backward.means]
 
@@ -331,7 +331,7 @@ class PlainGradients:
             part = local_part(parameter)
             return part.new_zeros(part.numel(), dtype=dtype)
         if gradient.layout != torch.strided:
-            raise sparse_error(self._added.name_of(parameter))
+            raise sparse_error(self._parameters.name_of(parameter))
         if isinstance(parameter, DTensor):
             gradient = parameter.grad = gradient.redistribute(placements=parameter.placements)
         return local_part(gradient).detach().reshape(-1).to(dtype)

@@ -52,7 +52,6 @@ void init_settings(py::module_& module) {
   py::class_<Verdict>(module, "Verdict")
       .def_readonly("has_gradient", &Verdict::has_gradient)
       .def_readonly("has_open_gradients", &Verdict::has_open_gradients)
-      .def_readonly("tensor_parallel", &Verdict::tensor_parallel)
       .def_readonly("maxima", &Verdict::maxima)
       .def("norm", &Verdict::norm)
       .def("norms", &Verdict::norms)

@@ -51,11 +51,9 @@ Agreed agree(wire::HostWords& all, const AgreementInput& input) {
   const int cleared_at = kParametersAt + num_parameters;
   const int along_at = cleared_at + num_parameters;
   const std::int64_t num_along = input.words.defined() ? input.words.numel() : 0;
-  // A parameter has two flags, and words that travel along if any do.
-  const int num_missing = std::max(input.most_parameters - num_parameters, 0);
-  const int num_unused = num_along > 0
-                             ? num_missing * (2 + input.words_per_parameter) + input.missing_maxima
-                             : num_missing * 2;
+  // A parameter has two flags.
+  std::int64_t num_unused = std::int64_t{2} * std::max(input.most_parameters - num_parameters, 0);
+  if (num_along > 0) num_unused += std::max<std::int64_t>(input.most_words - num_along, 0);
   const at::Tensor message =
       at::zeros({along_at + num_along + num_unused}, at::TensorOptions().dtype(at::kDouble));
   auto* words = message.mutable_data_ptr<double>();

@@ -18,8 +18,7 @@ struct AgreementInput {
   /// The number of parameters of the largest model on the mesh. Messages of all models are as long
   /// as its: gloo ends the process of a rank that gets a longer message than its own.
   int most_parameters = 0;
-  int words_per_parameter = 1;  ///< of those that travel along
-  int missing_maxima = 0;       ///< words that another model's message has beside these
+  std::int64_t most_words = 0;  ///< that travel along with any model's message
   /// True if this rank has gradients that are no means over all ranks yet, see OtherGradients.
   bool has_open_gradients = false;
   /// True if this rank had a gradient of the parameter since it was cleared.

@@ -11,20 +11,42 @@
 
 namespace dmuon::engine {
 
+/// Where each word of a step's norms is, on all ranks alike. First come [parameters, T] words of
+/// parameters, T being the ranks of the tensor-parallel group, then [T, slots, 2] of each rank's
+/// part of the host framework's gradients. With tensor parallelism [T, slots] follow, of what each
+/// rank has of the host's gradients that all ranks of its slot have. The maxima are last.
+struct NormWords {
+  int num_parameters = 0;
+  int tensor_parallel = 1;  ///< T
+  int num_slots = 1;
+  int num_maxima = 0;
+
+  int of(core::ParameterIndex parameter, int tensor_rank) const {
+    return parameter.value() * tensor_parallel + tensor_rank;
+  }
+  int host() const { return num_parameters * tensor_parallel; }
+  int of_host(int tensor_rank, core::Slot slot) const {
+    return host() + 2 * (tensor_rank * num_slots + slot.value());
+  }
+  /// The words before add up to the whole gradient's.
+  int copies() const { return host() + 2 * tensor_parallel * num_slots; }
+  int of_copies(int tensor_rank, core::Slot slot) const {
+    return copies() + tensor_rank * num_slots + slot.value();
+  }
+  int maxima() const { return copies() + (tensor_parallel > 1 ? tensor_parallel * num_slots : 0); }
+  int size() const { return maxima() + num_maxima; }
+};
+
 /// The step's gradients as all ranks know them before they are used. Equal on all ranks. Tensors
 /// are on the engine's device; the host has not waited for them unless that is a CPU.
 struct Verdict {
   core::Vector<core::ParameterIndex, bool> has_gradient;  ///< on any rank, since it was cleared
-  /// [T parameters + 2 ranks] fp64: the squared norms of each parameter's mean gradient, one for
-  /// each rank of the tensor-parallel group, then of each rank's part of the host framework's
-  /// gradients. They add up to the whole gradient's. With tensor parallelism [ranks] follow, which
-  /// are no part of it: what each has of the host's gradients that all ranks of its slot have. The
-  /// next verdict reuses the memory.
+  /// [NormWords::maxima] fp64: squared norms of mean gradients. The next verdict reuses the memory.
   at::Tensor squared_norms;
-  int tensor_parallel = 1;  ///< T
-  /// [GradientNorms::num_maxima] fp64: the largest of the ranks' numbers. The next verdict reuses
-  /// the memory.
+  /// [NormWords::num_maxima] fp64: the largest of the ranks' numbers. The next verdict reuses the
+  /// memory.
   at::Tensor maxima = {};
+  NormWords words = {};
   /// True if some rank has gradients that are no means over all ranks yet, see OtherGradients.
   bool has_open_gradients = false;
 
@@ -39,12 +61,9 @@ struct Verdict {
 
   /// All gradients, the host's too, have been multiplied by `factor`, [].
   void scale(const at::Tensor& factor);
-
- private:
-  std::int64_t num_counted() const;
 };
 
-/// Computes the words of Verdict::squared_norms that this rank knows. None is below 0, and only one
+/// Computes the NormWords that this rank knows. None is below 0, and only one
 /// rank has a word that is not 0 (a parameter's owner), so that the maximum over all ranks is that
 /// rank's word. If all ranks of a tensor-parallel group have a parameter, the word of each is a
 /// T-th. Maxima of other numbers travel behind them. Not thread-safe.
@@ -66,13 +85,14 @@ class GradientNorms {
   ///              parallelism [3]: also of what this rank has of gradients that all ranks of its
   ///              slot have. They count at the slot's first rank alone.
   /// @param maxima  [num_maxima] on the engine's device. Undefined: -infinity.
-  /// @returns     Verdict::squared_norms of this rank, then its maxima, until the next call. A NaN
-  ///              is infinity there, because a backend chooses the maximum of a NaN.
+  /// @returns     [NormWords::size] fp64 of this rank, until the next call. A NaN is infinity
+  /// there,
+  ///              because a backend chooses the maximum of a NaN.
   const at::Tensor& measure(const at::Tensor& host, const at::Tensor& maxima = {});
 
   /// Sets how many maxima travel along; 0 at first. All ranks do the same, between steps.
   void set_num_maxima(int num_maxima);
-  int num_maxima() const { return num_maxima_; }
+  const NormWords& at() const { return at_; }
 
   /// Sets the norms of parameters without a gradient to 0. Comes after the maximum over all ranks.
   void keep_only(const core::Vector<core::ParameterIndex, bool>& has_gradient);
@@ -88,17 +108,10 @@ class GradientNorms {
     at::Tensor indices_;
   };
 
-  int word_of(core::ParameterIndex parameter, int tensor_rank) const {
-    return parameter.value() * tensor_parallel_ + tensor_rank;
-  }
-
   wire::Owned& owned_;
-  int tensor_parallel_;
+  NormWords at_;
+  core::Slot slot_;
   int tensor_rank_;
-  int num_parameters_;
-  int num_maxima_ = 0;
-  int host_words_;           // the first of this rank's
-  int copies_word_;          // with tensor parallelism: this rank's
   at::Tensor word_of_;       // [owned.gradient_pieces()] of each
   at::Tensor parts_;         // [owned.gradient_pieces()] of each that counts here; or undefined: 1
   at::Tensor host_weights_;  // [2] 1 where this rank's word counts

@@ -61,11 +61,14 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings,
                      .value();
   input.settings = settings;
   input.model = executor_.model();
-  input.most_parameters = mesh().models->most_parameters;
-  input.words_per_parameter = mesh().shape().tensor_parallel;
+  const wire::Models& models = *mesh().models;
+  input.most_parameters = models.most_parameters;
+  const NormWords& at = norms_.at();
+  input.most_words =
+      NormWords{models.most_parameters, at.tensor_parallel, at.num_slots, models.most_maxima}
+          .size();
   input.has_open_gradients = has_open_gradients;
   const c10::AutoGradMode no_grad(false);
-  input.missing_maxima = mesh().models->most_maxima - norms_.num_maxima();
   const at::Tensor words = norms_.measure(host, maxima);
   // They travel along where the host has them at hand.
   if (words.is_cpu()) input.words = words;
@@ -78,7 +81,6 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings,
     }
   }
   verdict_.reset();
-  const std::int64_t num_norms = words.numel() - norms_.num_maxima();
   Agreed agreed = engine::agree(mesh().words, input);
   placeholders_.forget_cleared();
   for (const core::ParameterIndex part : parameters().indices()) {
@@ -88,9 +90,8 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings,
         "' behind their last backward, others have kept it. Expected: all ranks clear it, "
         "or none.");
   }
-  verdict_ = Verdict{std::move(agreed.has_gradient), words.narrow(0, 0, num_norms),
-                     mesh().shape().tensor_parallel,
-                     words.narrow(0, num_norms, norms_.num_maxima()), agreed.has_open_gradients};
+  verdict_ = Verdict{std::move(agreed.has_gradient), words.narrow(0, 0, at.maxima()),
+                     words.narrow(0, at.maxima(), at.num_maxima), at, agreed.has_open_gradients};
   // Elsewhere they travel on the device, once all ranks are known to step the same model: messages
   // of two models differ in length.
   if (!words.is_cpu()) executor_.max_over_mesh(words, "the norms");
