@@ -8,9 +8,11 @@ import pytest
 import torch
 import torch.nn as nn
 from dmuon._setup.routing import route
+from peft import LoraConfig, get_peft_model
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 BY_SHAPE = "by its shape: the largest embedding's, and no other matrix has it"
+PLAIN_NAMES = ("output_projection", "to_logits", "fc_out")
 
 
 class Tree(nn.Module):
@@ -123,10 +125,21 @@ def test_as_many_rows_as_classes_make_a_head(model, expected):
         (Tree(classifier=nn.Sequential(linear(), linear())), {"classifier.1": "by its name 'classifier.1'"}),
         (Tree(fc=linear(), body=linear()), {}),
         (Tree(value_head=linear(), pre_classifier=linear()), {"value_head": "by its name 'value_head'"}),
+        (
+            Tree(policy_head=nn.Sequential(linear(), linear()), value_head=linear()),
+            {"policy_head.1": "by its name 'policy_head.1'", "value_head": "by its name 'value_head'"},
+        ),
+        (
+            Tree(final_layer=Tree(linear=linear(), modulation=linear())),
+            {"final_layer.linear": "by its name 'final_layer.linear'"},
+        ),
+        (Tree(layers=blocks(fc_out=linear(), final_layer=Tree(linear=linear()))), {}),
+        *((Tree(**{name: linear()}), {name: f"by its name '{name}'"}) for name in PLAIN_NAMES),
     ],
     ids=[
         *("last", "first", "inside", "in a list's items", "in a Sequential's alike", "alone in one"),
         *("torchvision's", "better name", "in a head", "in a Sequential head", "fc, not last", "ending"),
+        *("in a Sequential beside one", "DiT's", "such in a list's items", *PLAIN_NAMES),
     ],
 )
 def test_names_make_heads_outside_of_repeated_blocks(model, expected):
@@ -163,6 +176,16 @@ def test_wrappers_hide_no_head(wrap):
 )
 def test_the_shape_of_the_largest_embedding_makes_the_last_one_a_head(model, expected):
     assert heads_of(model) == expected
+
+
+@pytest.mark.parametrize("name", ["lm_head", "policy_head", "proj", "fc"])
+def test_a_copy_that_peft_trains_in_place_of_a_head_is_the_head(name):
+    head = nn.Sequential(linear(), linear(5, 4)) if name == "policy_head" else linear(5)
+    model = Tree(layers=blocks(up=linear()), **({"e": nn.Embedding(5, 3)} if name == "proj" else {}), **{name: head})
+    ((path, why),) = heads_of(model).items()
+    trained = path.replace(name, f"base_model.model.{name}.modules_to_save.default")
+    config = LoraConfig(r=2, target_modules=["up"], modules_to_save=[name])
+    assert heads_of(get_peft_model(model, config)) == {trained: why}
 
 
 def test_no_weight_is_computed_to_find_heads():

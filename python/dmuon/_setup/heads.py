@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Collection, Iterable, Iterator
 
 import torch
@@ -12,10 +13,12 @@ from dmuon._setup.place import clean_name
 
 # Names of heads outside of repeated blocks. Inside of a block they mean nothing.
 _NAMES = {"lm_head", "head", "output", "output_layer", "unembed", "embed_out", "classifier", "score", "logits"}
-_NAMES |= {"proj_out", "proj_out_2", "qa_outputs", "action_out_proj"}  # the second one is DiT's, the last one pi0's
+_NAMES |= {"output_projection", "to_logits", "fc_out", "proj_out", "proj_out_2", "qa_outputs"}
+_NAMES |= {"final_layer.linear", "action_out_proj"}  # DiT's and pi0's; proj_out_2 is DiT's in Diffusers
 _ENDINGS = ("_head", "_classifier")
 _METHODS = ("get_output_embeddings", "get_classifier")  # of Transformers, of timm
 _SIZES = ("num_labels", "num_classes")
+_OF_PEFT = re.compile(r"^base_model\.model\.|\.modules_to_save\.[^.]+")  # what PEFT adds to paths
 
 
 def find_heads(model: nn.Module, embeddings: Collection[nn.Parameter]) -> dict[int, str]:
@@ -25,19 +28,41 @@ def find_heads(model: nn.Module, embeddings: Collection[nn.Parameter]) -> dict[i
         model: a model as it was built, or with wrappers around its modules.
         embeddings: the weights of the model's embeddings.
     """
-    outside = list(_outside_blocks("", model, set()))
+    originals = _originals(model)
+    outside = list(_outside_blocks("", model, set(originals)))
     projections = _projections(outside)
     heads: dict[int, str] = {}
     for size, weight in _by_size(outside, projections):
         heads[id(weight)] = f"output head, by its rows: {size}"
-    for path, weight in _by_name(outside):
+    for path, weight in _by_name(outside, projections):
         heads[id(weight)] = f"output head, by its name '{path}'"
     for _, module in outside:
         for method in _METHODS:
             heads.update((id(weight), f"output head, by {method}()") for weight in _said(module, method))
     for weight in embeddings:  # some models return these
         heads.pop(id(weight), None)
-    return heads or _last_in_a_head(outside, projections) or _by_shape(model, projections, embeddings)
+    if heads or not projections:
+        return heads
+    path, last = projections[-1]
+    if _plain(path) == "fc":  # torchvision's
+        return {id(last): "output head, by its name 'fc'"}
+    everywhere = _projections(model.named_modules(set(originals)))
+    return _by_shape(last, [weight for _, weight in everywhere], embeddings)
+
+
+def _originals(model: nn.Module) -> set[nn.Module]:
+    """Returns the frozen modules of which PEFT trains copies, with all modules inside."""
+    return {
+        inner
+        for wrapper in model.modules()
+        if "modules_to_save" in wrapper._modules and (original := wrapper._modules.get("original_module")) is not None
+        for inner in original.modules()
+    }
+
+
+def _plain(path: str) -> str:
+    """Returns a module's path without wrappers."""
+    return _OF_PEFT.sub("", clean_name(path))
 
 
 def _projections(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, torch.Tensor]]:
@@ -47,8 +72,9 @@ def _projections(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, to
 
 
 def _named_as_head(path: str) -> bool:
-    name = clean_name(path).rpartition(".")[2].lower()
-    return name in _NAMES or (name.endswith(_ENDINGS) and not name.startswith("pre_"))
+    *_, parent, name = ["", *_plain(path).lower().split(".")]
+    is_ending = name.endswith(_ENDINGS) and not name.startswith("pre_")
+    return is_ending or not _NAMES.isdisjoint((name, f"{parent}.{name}"))
 
 
 def _outside_blocks(path: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
@@ -77,22 +103,18 @@ def _said(module: nn.Module, method: str) -> Iterator[torch.Tensor]:
         yield from last if method == "get_classifier" else head.parameters()
 
 
-def _by_name(outside: list[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
+def _by_name(
+    outside: list[tuple[str, nn.Module]], projections: list[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Finds modules named as heads; of a Sequential named so, the last projection."""
     for path, module in outside:
         weight = module._parameters.get("weight")
-        if weight is not None and weight.ndim == 2 and _named_as_head(path):
-            yield clean_name(path), weight
-
-
-def _last_in_a_head(
-    outside: list[tuple[str, nn.Module]], projections: list[tuple[str, torch.Tensor]]
-) -> dict[int, str]:
-    """Finds torchvision's heads: the last projection of a Sequential named as a head, or the model's own "fc"."""
-    found = [(path, weight) for path, weight in projections[-1:] if clean_name(path) == "fc"]
-    for path, module in outside:
-        if isinstance(module, nn.Sequential) and _named_as_head(path):
-            found += _within(path, projections)[-1:]
-    return {id(weight): f"output head, by its name '{clean_name(path)}'" for path, weight in found}
+        if not _named_as_head(path):
+            continue
+        if weight is not None and weight.ndim == 2:
+            yield _plain(path), weight
+        elif isinstance(module, nn.Sequential):
+            yield from ((_plain(where), last) for where, last in _within(path, projections)[-1:])
 
 
 def _within(path: str, projections: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
@@ -116,13 +138,12 @@ def _by_size(
 
 
 def _by_shape(
-    model: nn.Module, projections: list[tuple[str, torch.Tensor]], embeddings: Collection[nn.Parameter]
+    last: torch.Tensor, everywhere: list[torch.Tensor], embeddings: Collection[nn.Parameter]
 ) -> dict[int, str]:
     """Finds the last projection if it alone has the shape of the largest embedding, as hand-written models have it."""
-    everywhere = _projections(model.named_modules())
-    if not embeddings or not projections:
+    if not embeddings or last is not everywhere[-1]:
         return {}
-    shape, last = max(embeddings, key=lambda weight: weight.numel()).shape, projections[-1][1]
-    if last.shape != shape or last is not everywhere[-1][1] or [w.shape for _, w in everywhere].count(shape) > 1:
+    shape = max(embeddings, key=lambda weight: weight.numel()).shape
+    if last.shape != shape or [weight.shape for weight in everywhere].count(shape) > 1:
         return {}
     return {id(last): "output head, by its shape: the largest embedding's, and no other matrix has it"}
