@@ -138,7 +138,10 @@ def gate_up(parameter: torch.Tensor) -> View:
         ValueError: the parameter has another shape, or an odd number of rows.
     """
     *stack, rows, cols = _sizes("gate_up", parameter, "[2 rows, cols] or [experts, 2 rows, cols]", 2, 3)
-    return View(2 * (stack[0] if stack else 1), _divided("gate_up", parameter, rows, 2), cols)
+    if rows % 2:
+        shape = tuple(parameter.shape)
+        raise ValueError(f"views.gate_up: parameter: expected rows that are a multiple of 2, got {shape}")
+    return View(2 * (stack[0] if stack else 1), rows // 2, cols)
 
 
 def per_head(parameter: torch.Tensor, head_dim: int) -> View:
@@ -202,26 +205,26 @@ def interleaved(parameter: torch.Tensor, heights: Sequence[int], by_group: bool 
 
         dmuon.views.interleaved(parameter, [qk_nope_head_dim, v_head_dim], by_group=True)  # two for each head
 
-    The parts of a parameter have one owner, unless `by_group`. Tensor parallelism may not divide such a parameter.
+    Parts have one owner, in a stack those of each expert, unless `by_group`. Tensor parallelism may not divide them.
 
     Args:
-        parameter: [rows, cols].
+        parameter: [rows, cols], or [experts, rows, cols] with such parts in each expert.
         heights: of the parts of a group, from above.
         by_group: True gives each group its own matrices. False joins the i-th parts of all groups to one matrix.
 
     Raises:
         ValueError: the parameter has another shape, a height is not positive, or their sum does not divide the rows.
     """
-    num_rows, cols = _sizes("interleaved", parameter, "[groups * sum(heights), cols]", 2)
+    *stack, num_rows, cols = _sizes("interleaved", parameter, "[rows, cols] or [experts, rows, cols]", 2, 3)
     if not _are_sizes(heights) or not heights or num_rows % sum(heights):
         wanted = f"positive integers, whose sum divides the {num_rows} rows"
         raise ValueError(f"views.interleaved: heights: expected {wanted}, got {heights!r}")
-    group = sum(heights)
-    if by_group and len(set(heights)) == 1:
-        return View(num_rows // heights[0], heights[0], cols)
-    if len(heights) == 1:
-        return View(1, num_rows, cols)
-    return View(num_rows // group if by_group else 1, group if by_group else num_rows, cols, heights=tuple(heights))
+    count = stack[0] if stack else 1
+    if by_group:
+        count, num_rows = count * num_rows // sum(heights), sum(heights)
+        if len(set(heights)) == 1:
+            return View(count * len(heights), heights[0], cols)
+    return View(count, num_rows, cols, heights=tuple(heights) if len(heights) > 1 else ())
 
 
 def columns(parameter: torch.Tensor, num_blocks: int) -> View:
@@ -256,14 +259,18 @@ def conv1d(parameter: torch.Tensor) -> View:
     return transposed(matrix(parameter))
 
 
-def conv(parameter: torch.Tensor) -> View:
-    """Views [out, in, ...] of a convolution as one matrix of `out` rows.
+def conv(parameter: torch.Tensor, groups: int = 1) -> View:
+    """Views [out, in / groups, ...] of a convolution as one matrix for each group.
+
+    `by_class` reads the groups of PyTorch's convolutions. It views the weights of transposed ones as transposed.
 
     Raises:
-        ValueError: the parameter has another shape.
+        ValueError: the parameter has another shape, or `groups` does not divide `out`.
     """
-    sizes = _sizes("conv", parameter, "[out, in, ...]", 3, 4, 5)
-    return View(1, sizes[0], parameter.numel() // max(sizes[0], 1))
+    out = _sizes("conv", parameter, "[out, in / groups, ...]", 3, 4, 5)[0]
+    if type(groups) is not int or groups < 1 or out % groups:
+        raise ValueError(f"views.conv: groups: expected a divisor of the {out} rows, got {groups!r}")
+    return View(groups, out // groups, parameter.numel() // out)
 
 
 def _are_sizes(values: object) -> bool:
@@ -275,13 +282,6 @@ def _sizes(function: str, parameter: torch.Tensor, expected: str, *dimensions: i
         shape = tuple(parameter.shape) if isinstance(parameter, torch.Tensor) else type(parameter).__name__
         raise ValueError(f"views.{function}: parameter: expected {expected}, got {shape}")
     return parameter.shape
-
-
-def _divided(function: str, parameter: torch.Tensor, rows: int, parts: int) -> int:
-    if rows % parts:
-        shape = tuple(parameter.shape)
-        raise ValueError(f"views.{function}: parameter: expected rows that are a multiple of {parts}, got {shape}")
-    return rows // parts
 
 
 by_class: dict[type[nn.Module] | str, dict[str, Callable[[torch.Tensor], View | Sequence[View]]]] = {

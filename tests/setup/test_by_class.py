@@ -103,9 +103,35 @@ def test_the_nearest_class_counts_and_an_empty_rule_leaves_all_to_adamw():
     assert muons(FusedLinear(4, 12)) == {"weight": ("matrix of FusedLinear", View(2, 6, 4))}
 
 
-def test_convolutions_can_be_added():
+@pytest.mark.parametrize(
+    ("layer", "view"),
+    [
+        (nn.Conv2d(3, 8, 2), View(1, 8, 12)),
+        (nn.Conv2d(6, 8, 2, groups=2), View(2, 4, 12)),
+        (nn.ConvTranspose1d(6, 8, 5, groups=2), View(2, 3, 20, transposed=True)),  # stored as [in, out / groups, k]
+    ],
+)
+def test_convolutions_can_be_added(layer, view):
+    cls = type(layer)
+    views.by_class[cls] = {"weight": views.conv}
+    assert muons(layer) == {"weight": (f"matrix of {cls.__name__}", view)}
+
+
+@pytest.mark.parametrize("layer", [nn.Conv1d(6, 8, 3, groups=2), nn.ConvTranspose1d(6, 8, 3, groups=2)])
+def test_each_matrix_of_a_convolution_reads_the_inputs_of_one_group(layer):
+    views.by_class[type(layer)] = {"weight": views.conv}
+    ((_, view),) = muons(layer).values()
+    with torch.no_grad():
+        matrices = list(view.matrices(layer.weight))
+        matrices[1].zero_()
+        outputs = layer(torch.randn(1, 6, 9)) - layer.bias[:, None]
+    assert outputs[0, :4].all() and not outputs[0, 4:].any()
+
+
+def test_a_depthwise_convolution_is_adamws():
     views.by_class[nn.Conv2d] = {"weight": views.conv}
-    assert muons(nn.Conv2d(3, 8, 2)) == {"weight": ("matrix of Conv2d", View(1, 8, 12))}
+    row = route(nn.Conv2d(8, 8, 3, groups=8), None)[1][0]
+    assert (row.algorithm, row.why) == ("adamw", "a side of 1")
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def routed(model: nn.Module, select=None) -> dict[str, tuple[str | View, ...]]:
         (views.gate_up(torch.zeros(5, 4, 6)), (10, 2, 6)),
         (views.per_head(torch.zeros(12, 6), 4), (3, 4, 6)),
         (views.conv(torch.zeros(8, 4, 3, 3)), (1, 8, 36)),
+        (views.conv(torch.zeros(8, 4, 3, 3), groups=2), (2, 4, 36)),
         (views.columns(torch.zeros(4, 6), 3), (1, 4, 6)),
         (views.columns(torch.zeros(5, 4, 6), 2), (5, 4, 6)),
         (views.transposed(views.experts(torch.zeros(5, 4, 6))), (5, 4, 6)),
@@ -57,6 +58,10 @@ def routed(model: nn.Module, select=None) -> dict[str, tuple[str | View, ...]]:
         (views.interleaved(torch.zeros(12, 6), [2, 2], by_group=True), (6, 2, 6)),
         (views.interleaved(torch.zeros(12, 6), [3]), (1, 12, 6)),
         (views.interleaved(torch.zeros(12, 6), (3,), by_group=True), (4, 3, 6)),
+        (views.interleaved(torch.zeros(5, 12, 6), [2, 1]), (5, 12, 6)),
+        (views.interleaved(torch.zeros(5, 12, 6), [2, 1], by_group=True), (20, 3, 6)),
+        (views.interleaved(torch.zeros(5, 12, 6), [2, 2], by_group=True), (30, 2, 6)),
+        (views.interleaved(torch.zeros(5, 12, 6), [3]), (5, 12, 6)),
     ],
 )
 def test_ready_views_have_these_sizes(view, sizes):
@@ -106,7 +111,7 @@ def test_views_of_blocks_of_rows_have_these_sizes(answer, expected):
         (lambda: views.per_head(torch.zeros(12, 6), 5), "views.per_head: head_dim: expected a divisor of the 12 rows"),
         (lambda: views.qkv(torch.zeros(16, 6)), r"num_heads, num_kv_heads: expected .* the 16 rows, got 1 \+ 2 \* 1"),
         (lambda: views.rows(torch.zeros(16, 6), 16), r"views.rows: heights: expected positive integers .*, got 16"),
-        (lambda: views.conv(torch.zeros(8, 4)), r"views.conv: parameter: expected \[out, in, ...\]"),
+        (lambda: views.conv(torch.zeros(8, 4)), r"views.conv: parameter: expected \[out, in / groups, ...\]"),
         (lambda: views.matrix(3), "got int"),
         (lambda: View(1, 4, 6, column_blocks=4), "View: column_blocks: expected a divisor of the 6 cols, got 4"),
         (lambda: View(1, 4, 6, column_blocks=True), "View: column_blocks: expected an integer"),
@@ -123,7 +128,8 @@ def test_views_of_blocks_of_rows_have_these_sizes(answer, expected):
         (lambda: views.interleaved(torch.zeros(12, 6), [3, 2]), "views.interleaved: heights: expected .* the 12 rows"),
         (lambda: views.interleaved(torch.zeros(12, 6), []), "views.interleaved: heights: expected positive integers"),
         (lambda: views.interleaved(torch.zeros(12, 6), 3), "views.interleaved: heights: .* got 3"),
-        (lambda: views.interleaved(torch.zeros(2, 12, 6), [2, 1]), "views.interleaved: parameter: expected"),
+        (lambda: views.interleaved(torch.zeros(2, 2, 12, 6), [2, 1]), "views.interleaved: parameter: expected"),
+        (lambda: views.conv(torch.zeros(8, 4, 3), 3), "views.conv: groups: expected a divisor of the 8 rows, got 3"),
         (lambda: views.transposed(torch.zeros(4, 6)), "views.transposed: view: expected a dmuon.View"),
     ],
 )
@@ -137,6 +143,9 @@ def test_matrices_of_a_view_are_these_rows_and_columns():
     q, k = views.interleaved(stored, [2, 1]).matrices(stored)
     assert q.equal(stored[[0, 1, 3, 4, 6, 7, 9, 10]]) and k.equal(stored[[2, 5, 8, 11]])
     by_group = list(views.interleaved(stored, [2, 1], by_group=True).matrices(stored.view(-1)))
+    stack = torch.stack([stored, -stored])
+    gate, up, *others = views.interleaved(stack, [1, 1]).matrices(stack)
+    assert gate.equal(stored[::2]) and up.equal(stored[1::2]) and [m.sum() for m in others] == [-gate.sum(), -up.sum()]
     assert len(by_group) == 8 and by_group[2].equal(stored[3:5]) and by_group[3].equal(stored[5:6])
     left, right = views.columns(stored, 2).matrices(stored)
     assert left.equal(stored[:, :3]) and right.equal(stored[:, 3:])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import fnmatch
 import re
 
+import torch
 import torch.nn as nn
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import ParametrizationList
 
 from dmuon import views
@@ -102,7 +104,7 @@ class Rules:
                 break
             asked = f"{self._by_class}[{cls.__name__}][{attribute!r}]"
             try:
-                answer = view_of(parameter)
+                answer = _view_of_conv(place.module, parameter) if view_of is views.conv else view_of(parameter)
             except Exception as error:  # the user's own
                 raise ValueError(f"{asked}: raised {type(error).__name__} for '{entry.name}': {error}") from error
             return entry.check_views(answer, asked), f"matrix of {cls.__name__}{_note_of_fused(entry, place, view_of)}"
@@ -125,6 +127,14 @@ def _note_of_fused(entry: Leaf, place: Place, view_of: object) -> str:
     if found and view_of is views.conv1d:
         found = "columns"  # stored as [in, out]
     return f"; if it holds several, see dmuon.views.{found}" if found else ""
+
+
+def _view_of_conv(module: nn.Module, weight: torch.Tensor) -> View:
+    """Returns a view with a matrix for each group of a convolution, because groups share no input."""
+    if not isinstance(module, _ConvNd):
+        return views.conv(weight)
+    view = views.conv(weight, module.groups)
+    return views.transposed(view) if module.transposed else view
 
 
 def fitting_entries(model: nn.Module) -> dict[str, bool]:
