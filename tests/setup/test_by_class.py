@@ -86,6 +86,24 @@ def test_muon_takes_weights_of_these_classes(model, expected):
     assert muons(model) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "view"),
+    [
+        ("linear_qkv", "per_head or interleaved, or qkv if all rows of Q come first"),
+        ("in_proj_qkv", "rows"),
+        ("in_proj_qkvz", "interleaved"),
+        ("in_proj_ba", "interleaved"),
+        ("w12", "gate_up"),
+        ("adaLN_modulation", "rows"),
+    ],
+)
+def test_a_name_suggests_a_view(name, view):
+    layer = nn.Linear(4, 12, bias=False)
+    inside = nn.Sequential(nn.SiLU(), layer) if name == "adaLN_modulation" else layer
+    ((why, _),) = muons(nn.ModuleDict({name: inside})).values()
+    assert why == f"matrix of Linear; if it holds several, see dmuon.views.{view}"
+
+
 @pytest.mark.parametrize("key", [Fused, f"{__name__}.Fused"])
 def test_a_user_adds_classes(key):
     views.by_class[key] = {"weight": views.qkv}

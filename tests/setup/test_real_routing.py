@@ -1,4 +1,7 @@
-"""Who updates the parameters of real models: tables to read. Numbers of layers are `*`, vectors are left out."""
+"""Who updates the parameters of real models: tables to read. Numbers of layers are `*`, vectors are left out.
+
+"see rows" stands for "if it holds several, see dmuon.views.rows".
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,8 @@ TABLES = {
     "qwen3 moe": """
         AdamW  model: embed_tokens  (embedding)
         Muon   model.layers.*.self_attn: q_proj, k_proj, v_proj, o_proj  (matrix of Linear)
-        Muon   model.layers.*.mlp.experts: gate_up_proj, down_proj  (a matrix for each expert)
+        Muon   model.layers.*.mlp.experts: gate_up_proj  (a matrix for each expert; see gate_up or columns)
+        Muon   model.layers.*.mlp.experts: down_proj  (a matrix for each expert)
         Muon   model.layers.*.mlp: gate  (matrix of a router, by its class's name)
         AdamW  lm_head  (output head, by get_output_embeddings())
     """,
@@ -52,21 +56,25 @@ TABLES = {
         AdamW  model: embed_tokens  (embedding)
         Muon   model.layers.*.self_attn: q_proj, k_proj, v_proj, o_proj  (matrix of Linear)
         Muon   model.layers.*.mlp: gate  (matrix of a router, by its class's name)
-        Muon   model.layers.*.mlp.experts: gate_up_proj, down_proj  (a matrix for each expert)
+        Muon   model.layers.*.mlp.experts: gate_up_proj  (a matrix for each expert; see gate_up or columns)
+        Muon   model.layers.*.mlp.experts: down_proj  (a matrix for each expert)
         AdamW  lm_head  (output head, by get_output_embeddings())
     """,
     "deepseek v3": """
         AdamW  model: embed_tokens  (embedding)
-        Muon   model.layers.*.self_attn: q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, o_proj  (matrix of Linear)
+        Muon   model.layers.*.self_attn: q_a_proj, q_b_proj, o_proj  (matrix of Linear)
+        Muon   model.layers.*.self_attn: kv_a_proj_with_mqa  (matrix of Linear; see rows)
+        Muon   model.layers.*.self_attn: kv_b_proj  (matrix of Linear; see interleaved)
         Muon   model.layers.*.mlp: gate_proj, up_proj, down_proj  (matrix of Linear)
-        Muon   model.layers.*.mlp.experts: gate_up_proj, down_proj  (a matrix for each expert)
+        Muon   model.layers.*.mlp.experts: gate_up_proj  (a matrix for each expert; see gate_up or columns)
+        Muon   model.layers.*.mlp.experts: down_proj  (a matrix for each expert)
         Muon   model.layers.*.mlp: gate  (matrix of a router, by its class's name)
         Muon   model.layers.*.mlp.shared_experts: gate_proj, up_proj, down_proj  (matrix of Linear)
         AdamW  lm_head  (output head, by get_output_embeddings())
     """,
     "qwen2.5 vl": """
         AdamW  model.visual.patch_embed: proj  (no rule for Conv3d (5-D))
-        Muon   model.visual.blocks.*.attn: qkv  (matrix of Linear; if it holds several, see dmuon.views.qkv)
+        Muon   model.visual.blocks.*.attn: qkv  (matrix of Linear; see qkv)
         Muon   model.visual.blocks.*.attn: proj  (matrix of Linear)
         Muon   model.visual.blocks.*.mlp: gate_proj, up_proj, down_proj  (matrix of Linear)
         Muon   model.visual.merger.mlp: *  (matrix of Linear)
@@ -78,7 +86,7 @@ TABLES = {
     "gpt2": """
         AdamW  transformer: wte  (tied to an embedding)
         AdamW  transformer: wpe  (embedding)
-        Muon   transformer.h.*.attn: c_attn  (matrix of Conv1D; if it holds several, see dmuon.views.columns)
+        Muon   transformer.h.*.attn: c_attn  (matrix of Conv1D; see columns)
         Muon   transformer.h.*.attn: c_proj  (matrix of Conv1D)
         Muon   transformer.h.*.mlp: c_fc, c_proj  (matrix of Conv1D)
     """,
@@ -119,12 +127,14 @@ TABLES = {
         AdamW  backbone: embeddings  (tied to an embedding)
         AdamW  backbone.layers.*.mixer: A_log  (no rule for MambaMixer)
         AdamW  backbone.layers.*.mixer: conv1d  (no rule for Conv1d (3-D))
-        Muon   backbone.layers.*.mixer: in_proj, x_proj, dt_proj, out_proj  (matrix of Linear)
+        Muon   backbone.layers.*.mixer: in_proj  (matrix of Linear; see rows or interleaved)
+        Muon   backbone.layers.*.mixer: x_proj, dt_proj, out_proj  (matrix of Linear)
     """,
     "mamba2": """
         AdamW  backbone: embeddings  (embedding)
         AdamW  backbone.layers.*.mixer: conv1d  (no rule for Conv1d (3-D))
-        Muon   backbone.layers.*.mixer: in_proj, out_proj  (matrix of Linear)
+        Muon   backbone.layers.*.mixer: in_proj  (matrix of Linear; see rows or interleaved)
+        Muon   backbone.layers.*.mixer: out_proj  (matrix of Linear)
         AdamW  lm_head  (output head, by get_output_embeddings())
     """,
     "sd3": """
@@ -132,22 +142,22 @@ TABLES = {
         Muon   time_text_embed.timestep_embedder: linear_1, linear_2  (matrix of Linear)
         Muon   time_text_embed.text_embedder: linear_1, linear_2  (matrix of Linear)
         Muon   context_embedder  (matrix of Linear)
-        Muon   transformer_blocks.*.norm1: linear  (matrix of Linear; if it holds several, see dmuon.views.rows)
-        Muon   transformer_blocks.*.norm1_context: linear  (matrix of Linear; if it holds several, see dmuon.views.rows)
+        Muon   transformer_blocks.*.norm1: linear  (matrix of Linear; see rows)
+        Muon   transformer_blocks.*.norm1_context: linear  (matrix of Linear; see rows)
         Muon   transformer_blocks.*.attn: to_q, to_k, to_v, add_k_proj, add_v_proj, add_q_proj, to_add_out  (matrix of Linear)
         Muon   transformer_blocks.*.attn.to_out: *  (matrix of Linear)
         Muon   transformer_blocks.*.ff.net.*: proj  (matrix of Linear)
         Muon   transformer_blocks.*.ff.net: *  (matrix of Linear)
         Muon   transformer_blocks.*.ff_context.net.*: proj  (matrix of Linear)
         Muon   transformer_blocks.*.ff_context.net: *  (matrix of Linear)
-        Muon   norm_out: linear  (matrix of Linear; if it holds several, see dmuon.views.rows)
+        Muon   norm_out: linear  (matrix of Linear; see rows)
         AdamW  proj_out  (output head, by its name 'proj_out')
     """,  # noqa: E501
     "dit": """
         AdamW  pos_embed: proj  (no rule for Conv2d (4-D))
         Muon   transformer_blocks.*.norm1.emb.timestep_embedder: linear_1, linear_2  (matrix of Linear)
         AdamW  transformer_blocks.*.norm1.emb.class_embedder: embedding_table  (embedding)
-        Muon   transformer_blocks.*.norm1: linear  (matrix of Linear; if it holds several, see dmuon.views.rows)
+        Muon   transformer_blocks.*.norm1: linear  (matrix of Linear; see rows)
         Muon   transformer_blocks.*.attn1: to_q, to_k, to_v  (matrix of Linear)
         Muon   transformer_blocks.*.attn1.to_out: *  (matrix of Linear)
         Muon   transformer_blocks.*.ff.net.*: proj  (matrix of Linear)
@@ -159,7 +169,7 @@ TABLES = {
         AdamW  cls_token  (a side of 1)
         AdamW  pos_embed  (embedding, by its name 'pos_embed')
         AdamW  patch_embed: proj  (no rule for Conv2d (4-D))
-        Muon   blocks.*.attn: qkv  (matrix of Linear; if it holds several, see dmuon.views.qkv)
+        Muon   blocks.*.attn: qkv  (matrix of Linear; see qkv)
         Muon   blocks.*.attn: proj  (matrix of Linear)
         Muon   blocks.*.mlp: fc1, fc2  (matrix of Linear)
         AdamW  head  (output head, by get_classifier())
@@ -193,7 +203,8 @@ def table_of(model: nn.Module) -> list[str]:
         if len(row.shape) > 1:
             name = re.sub(r"[.]\d+(?=[.])", ".*", row.name.removesuffix(".weight") + ".").removesuffix(".")
             module, _, short = name.rpartition(".")
-            names = lines.setdefault((who[row.algorithm], module, row.why), [])
+            why = row.why.replace("if it holds several, see dmuon.views.", "see ")
+            names = lines.setdefault((who[row.algorithm], module, why), [])
             if short not in names:
                 names.append(short)
     return [

@@ -28,11 +28,14 @@ _COMPUTED_FROM = re.compile("(.+)_(g|v|orig)")
 _FUSED = {
     **dict.fromkeys(("qkv", "qkv_proj", "to_qkv", "in_proj_weight", "c_attn"), "qkv"),
     **dict.fromkeys(
-        ("wqkv", "query_key_value"), "per_head or interleaved, or qkv if all rows of Q come first"
-    ),  # GPT-NeoX, torchtitan
-    **dict.fromkeys(("kv", "wkv", "kv_proj", "to_kv"), "rows"),
-    **dict.fromkeys(("gate_up", "gate_up_proj", "w13"), "gate_up"),
+        ("wqkv", "query_key_value", "linear_qkv"), "per_head or interleaved, or qkv if all rows of Q come first"
+    ),  # torchtitan, GPT-NeoX, Megatron
+    **dict.fromkeys(("kv", "wkv", "kv_proj", "to_kv", "kv_a_proj_with_mqa", "in_proj_qkv"), "rows"),
+    **dict.fromkeys(("kv_b_proj", "in_proj_qkvz", "in_proj_ba"), "interleaved"),  # DeepSeek, Qwen3-Next
+    "in_proj": "rows or interleaved",  # Mamba, DeBERTa
+    **dict.fromkeys(("gate_up", "gate_up_proj", "w12", "w13"), "gate_up"),
 }
+_ADAPTIVE = ("norm", "adaln", "modulation")  # in names of modules that compute scale, shift, gate
 
 
 class Rules:
@@ -109,7 +112,8 @@ class Rules:
                 raise ValueError(f"{asked}: raised {type(error).__name__} for '{entry.name}': {error}") from error
             return entry.check_views(answer, asked), f"matrix of {cls.__name__}{_note_of_fused(entry, place, view_of)}"
         if parameter.ndim == 3 and min(parameter.shape[1:]) > 1 and _holds_experts(place):
-            return (views.experts(parameter),), "a matrix for each expert"
+            note = _note_of_fused(entry, place, views.experts)
+            return (views.experts(parameter),), f"a matrix for each expert{note}"
         if parameter.ndim == 2 and attribute == "weight" and type(place.module).__name__.endswith("Router"):
             return (views.matrix(parameter),), "matrix of a router, by its class's name"
         return None
@@ -117,15 +121,17 @@ class Rules:
 
 def _note_of_fused(entry: Leaf, place: Place, view_of: object) -> str:
     """Returns words for a parameter that is taken as one matrix, and by its name or place holds several."""
-    if view_of not in (views.matrix, views.conv1d):
+    if view_of not in (views.matrix, views.conv1d, views.experts):
         return ""
     *_, parent, name = ["", *clean_name(place.path).lower().split(".")]
     found = _FUSED.get(place.attribute.lower()) or _FUSED.get(name)
-    rows, cols = entry.parameter.shape
-    if found is None and "norm" in parent and rows > cols and rows % cols == 0:
-        found = "rows"  # of an adaptive norm: scale, shift, gate
+    *_, rows, cols = entry.parameter.shape
+    if found is None and any(word in f"{parent}.{name}" for word in _ADAPTIVE) and rows > cols and rows % cols == 0:
+        found = "rows"
     if found and view_of is views.conv1d:
         found = "columns"  # stored as [in, out]
+    elif found and view_of is views.experts:
+        found += " or columns"
     return f"; if it holds several, see dmuon.views.{found}" if found else ""
 
 
