@@ -41,6 +41,18 @@ def phi3() -> nn.Module:
     return hf.Phi3ForCausalLM(hf.Phi3Config(**GROUPED, pad_token_id=0, max_position_embeddings=64))
 
 
+def glm4_moe() -> nn.Module:
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 1}
+    return hf.Glm4MoeForCausalLM(hf.Glm4MoeConfig(**WIDE_HEADS, **experts, use_qk_norm=True))
+
+
+def olmo2() -> nn.Module:
+    model = hf.Olmo2ForCausalLM(hf.Olmo2Config(**GROUPED, pad_token_id=0))
+    for layer in model.model.layers:
+        layer.self_attn.q_norm = layer.self_attn.k_norm = nn.Identity()  # these norm all heads together
+    return model
+
+
 def gpt_neox() -> nn.Module:
     return hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**{**VISION, "vocab_size": 128}))
 
@@ -57,6 +69,11 @@ BUILD: dict[str, Callable[[], nn.Module]] = {
     "gemma": lambda: hf.GemmaForCausalLM(hf.GemmaConfig(**WIDE_HEADS)),
     "gemma2": lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**WIDE_HEADS)),
     "gemma3": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**WIDE_HEADS)),
+    "granite": lambda: hf.GraniteForCausalLM(hf.GraniteConfig(**GROUPED)),
+    "helium": lambda: hf.HeliumForCausalLM(hf.HeliumConfig(**GROUPED, head_dim=16)),
+    "olmo2": olmo2,
+    "smollm3": lambda: hf.SmolLM3ForCausalLM(hf.SmolLM3Config(**GROUPED, pad_token_id=0)),
+    "glm4 moe": glm4_moe,
     "phi": lambda: hf.PhiForCausalLM(hf.PhiConfig(**GROUPED)),
     "phi3": phi3,
     "gpt neox": gpt_neox,

@@ -143,7 +143,7 @@ class Recorded(nn.Module):
         return gate + 1
 
 
-WITH_GATES = ("phi3", "mixtral", "qwen2 moe", "qwen3 moe", "deepseek v2", "deepseek v2 lite", "deepseek v3")
+WITH_GATES = ("phi3", "mixtral", "qwen2 moe", "qwen3 moe", "glm4 moe", "deepseek v2", "deepseek v2 lite", "deepseek v3")
 
 
 @torch.no_grad()

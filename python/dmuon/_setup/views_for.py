@@ -128,10 +128,14 @@ _KNOWN: dict[str, dict[str, Callable[[Any], Iterator[_Fused]]]] = {
     "gemma": {"GemmaAttention": _separate},
     "gemma2": {"Gemma2Attention": _separate},
     "gemma3": {"Gemma3Attention": _separate},
+    "glm4_moe": {"Glm4MoeAttention": _separate, "Glm4MoeExperts": _experts, "Glm4MoeNaiveMoe": _experts},
     "gpt_neox": {"GPTNeoXAttention": _gpt_neox},
+    "granite": {"GraniteAttention": _separate},
+    "helium": {"HeliumAttention": _separate},
     "llama": {"LlamaAttention": _separate},
     "mistral": {"MistralAttention": _separate},
     "mixtral": {"MixtralAttention": _separate, "MixtralExperts": _experts},
+    "olmo2": {"Olmo2Attention": _separate},
     "paligemma": {},
     "phi": {"PhiAttention": _separate},
     "phi3": {"Phi3Attention": _phi3, "Phi3MLP": _gate_up},
@@ -140,6 +144,7 @@ _KNOWN: dict[str, dict[str, Callable[[Any], Iterator[_Fused]]]] = {
     "qwen3": {"Qwen3Attention": _separate},
     "qwen3_moe": {"Qwen3MoeAttention": _separate, "Qwen3MoeExperts": _experts},
     "siglip": {"SiglipAttention": _separate},
+    "smollm3": {"SmolLM3Attention": _separate},
 }
 
 
@@ -237,9 +242,9 @@ def views_for(model: nn.Module, heads: bool = False) -> KnownViews:
     and V is a matrix of its own besides. Output projections stay whole. The routing table says what was taken for what.
 
     Args:
-        model: of the architectures DeepSeek V2 and V3, Gemma 1 to 3, GPT-NeoX, Llama, Mistral, Mixtral, PaliGemma, Phi
-            1 to 3, Qwen 2 and 3 with and without experts, and SigLIP, or a module that holds such a model. Before
-            `dedicate_params`, on any device.
+        model: of the architectures DeepSeek V2 and V3, Gemma 1 to 3, GLM-4 with experts, GPT-NeoX, Granite, Helium,
+            Llama, Mistral, Mixtral, OLMo 2, PaliGemma, Phi 1 to 3, Qwen 2 and 3 with and without experts, SigLIP, and
+            SmolLM3, or a module that holds such a model. Before `dedicate_params`, on any device.
         heads: True splits Q, K and V by head.
 
     Raises:
