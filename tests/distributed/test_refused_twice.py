@@ -233,7 +233,7 @@ def refuse(mesh: Any, which: str, opt: Any, model: nn.Module, saved: dict[str, A
     group = opt.param_groups[1]
     match which:
         case "no momentum":
-            del saved["state"][0]["momentum_buffer"]
+            saved["state"][0]["exp_avg"] = saved["state"][0].pop("momentum_buffer")
             said(lambda: opt.load_state_dict(saved), "expected 'momentum_buffer'")
         case "fewer groups":
             saved["param_groups"].pop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,6 +18,7 @@ from checkpoints import (
     dicts_of,
     full_state,
     group_of,
+    sharded,
     started,
     train,
     trained_by_torch,
@@ -223,24 +225,65 @@ def test_a_flattened_state_brings_hyperparameters_and_skipped_steps(ranks, tmp_p
     assert ranks.run(flattened, (2, 2), directory=str(tmp_path)) == [[]] * 4
 
 
-def loaded_while_frozen(mesh: Any) -> list[float]:
-    """The greatest momentum of each matrix of a block that was frozen as torch loaded a state into the optimizer."""
+def loaded_without_a_block(mesh: Any, frozen: bool) -> tuple[list[str], list[str]]:
+    """The matrices without momentum after torch has loaded a state without that of a block; and what dmuon logs."""
     model, opt = started(mesh, make_gpt(depth=2))
     train(mesh, model, opt, range(SAVED))
     state = dsd.get_optimizer_state_dict(model, opt)
     model, opt = started(mesh, make_gpt(depth=2))
     train(mesh, model, opt, range(1))
-    model.blocks[1].requires_grad_(False)
-    dsd.set_optimizer_state_dict(model, opt, state)
+    if frozen:
+        model.blocks[1].requires_grad_(False)
+    else:
+        state["state"] = {name: of for name, of in state["state"].items() if not name.startswith("blocks.1")}
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("dmuon").addHandler(handler)
+    dsd.set_optimizer_state_dict(model, opt, state, options=dsd.StateDictOptions(strict=frozen))
+    logging.getLogger("dmuon").removeHandler(handler)
     model.blocks[1].requires_grad_(True)
     states = full_state(model, opt)["optimizer"]["state"]
-    momenta = {name: float(of["momentum_buffer"].abs().max()) for name, of in states.items() if "momentum_buffer" in of}
-    return [momentum for name, momentum in momenta.items() if name.startswith("blocks.1")]
+    momenta = {name: of["momentum_buffer"] for name, of in states.items() if "momentum_buffer" in of}
+    return [name for name, momentum in momenta.items() if not momentum.any()], messages
 
 
-def test_a_matrix_that_is_frozen_at_a_load_has_no_momentum_of_before(ranks):
-    for momenta in ranks.run(loaded_while_frozen, (2, 2)):
-        assert len(momenta) > 3 and not any(momenta)
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_matrix_without_a_saved_state_has_no_momentum_of_before(ranks, frozen):
+    """torch loads no state of what is frozen."""
+    (anew, (message,)), *others = ranks.run(loaded_without_a_block, (2, 2), frozen=frozen)
+    assert anew == [f"blocks.1.{name}.weight" for name in ("qkv", "out", "up", "down")]
+    assert "no state of 'blocks.1." in message and "begins anew" in message
+    assert others == [(anew, [])] * 3
+
+
+def from_adamw(mesh: Any, directory: str, model: str) -> tuple[list[str], list[str]]:
+    """Loads a checkpoint of AdamW. Names what of it is another value now, and the matrices without momentum."""
+    stock: Any = sharded(mesh, MODELS[model](), tied=False)
+    adamw = torch.optim.AdamW(stock.parameters(), lr=1e-2)
+    train(mesh, stock, adamw, range(SAVED))
+    dcp.save(dicts_of(stock, adamw), checkpoint_id=directory)
+    module, opt = started(mesh, MODELS[model]())
+    saved = dicts_of(module, opt)
+    state = saved["optimizer"]["state"]
+    kept = {name: of for name, of in state.items() if "momentum_buffer" not in of}
+    saved["optimizer"]["state"] = kept
+    dcp.load({"model": saved["model"], "optimizer": {"state": kept}}, checkpoint_id=directory)
+    options = dsd.StateDictOptions(strict=False)
+    dsd.set_state_dict(
+        module, opt, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"], options=options
+    )
+    got, theirs = full_state(module, opt), full_state(stock, adamw)
+    momenta = {name: of["momentum_buffer"] for name, of in got["optimizer"]["state"].items() if name not in kept}
+    for whole in (got, theirs):
+        whole["optimizer"] = {name: whole["optimizer"]["state"][name] for name in kept}
+    return unlike(got, theirs), [name for name, momentum in momenta.items() if not momentum.any()]
+
+
+@pytest.mark.parametrize("model", ["gpt", "bf16"])
+def test_a_run_of_adamw_goes_on_with_muon(ranks, model, tmp_path):
+    for unlike_theirs, anew in ranks.run(from_adamw, (2, 2), directory=str(tmp_path), model=model):
+        assert unlike_theirs == [] and len(anew) == 8
 
 
 def test_a_scheduler_goes_on_where_it_was():

@@ -413,8 +413,8 @@ class Muon(torch.optim.Optimizer):
 
         Values are DTensors as in `state_dict`, or whole tensors on every rank. Hyperparameters and `skipped_steps` load
         too; keys that a saved group lacks do not change. As in torch, the whole state is replaced: parameters without a
-        saved state begin anew. A matrix must have its rule's states, unless it is frozen or the saved optimizer had
-        made no step, and its present views, unless `accepts_other_views` is set. The rule must be saved as this
+        saved state begin anew, and a warning names a matrix among them. The state of a matrix must have its rule's
+        tensors. Its views must be the present ones, unless `accepts_other_views` is set. The rule must be saved as this
         optimizer's.
 
         Raises:

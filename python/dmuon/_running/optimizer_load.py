@@ -15,7 +15,10 @@ from dmuon._setup.agreement import agreement
 from dmuon._setup.shown import listed
 
 logger = logging.getLogger("dmuon")
-_WAY_OUT = "torch's set_state_dict leaves frozen parameters out; unfreeze them before it, and freeze them again"
+_ABSENT = (
+    "dmuon: Muon.load_state_dict: no state of %s: it begins anew. (torch's set_state_dict leaves out what is frozen: "
+    "unfreeze it before, and freeze it again.)"
+)
 
 
 def checked_state(
@@ -50,8 +53,7 @@ def write_state(runtime: Runtime, loaded: LoadedState) -> None:
         runtime.shards.write(values, name)
     for index in loaded.anew:
         runtime.shards.zero(index, runtime.shards.states)
-    if loaded.frozen and runtime.ranks.owner == 0:
-        names = listed([f"'{name}'" for name in loaded.frozen], 1)
-        logger.warning("dmuon: Muon.load_state_dict: no state of %s, frozen now: it begins anew (%s)", names, _WAY_OUT)
+    if loaded.absent and runtime.ranks.owner == 0:
+        logger.warning(_ABSENT, listed([f"'{name}'" for name in loaded.absent], 1))
     if loaded.owned[MASTER]:
         runtime.publish(replaced=True)

@@ -32,7 +32,7 @@ class LoadedState:
     by_torch: dict[Any, Any]
     owned: dict[str, dict[int, torch.Tensor]]  # owners' tensors, by name and by the index of the leaf
     anew: list[int]  # leaves whose states begin anew
-    frozen: list[str]  # names of parameters that are frozen now and whose state is not there
+    absent: list[str]  # names of matrices, and of parameters that are frozen now, whose states are not there
 
 
 def fitting_state(
@@ -79,16 +79,16 @@ def fitting_state(
             state = saved["state"].get(number)
             name = names.get(id(parameter), "?")
             facts.append(f"'{name}' {_described(state)}")
+            is_absent = state in (None, {})
             if parameter in leaf_of:
-                if fresh or (state is None and not parameter.requires_grad):
+                if is_absent:
                     loaded.anew.append(leaf_of[parameter])
                 else:
                     loaded.by_torch[number] = _read_leaf(loaded, leaf_of[parameter], name, state, shards)
-            elif state not in (None, {}):
+            elif not is_absent:
                 loaded.by_torch[number] = _checked_adamw(parameter, name, state, now)
-            # torch.distributed.checkpoint loads no states of parameters that need no gradient.
-            if not (fresh or state or parameter.requires_grad):
-                loaded.frozen.append(name)
+            if is_absent and not fresh and (parameter in leaf_of or not parameter.requires_grad):
+                loaded.absent.append(name)
     return loaded
 
 
@@ -168,7 +168,10 @@ def _read_leaf(loaded: LoadedState, index: int, name: str, state: Any, shards: O
     """Adds owners' tensors to `loaded`. Returns the rest of the state, which is the user's."""
     for key in shards.states:
         if not isinstance(state, Mapping) or key not in state:
-            raise ValueError(f"{_LOAD}: state of '{name}': expected '{key}', got {_described(state)}")
+            raise ValueError(
+                f"{_LOAD}: state of '{name}': expected '{key}', got {_described(state)}. Without its entry in 'state', "
+                "as of an AdamW before, it begins anew."
+            )
     for key, owned in loaded.owned.items():
         if key not in state or (key == MASTER and shards.dtypes[index] == torch.float32):
             continue
