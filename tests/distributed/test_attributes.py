@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
-from models import Gpt, batch, loss_of
+from models import Gpt, batch, loss_of, make_gpt
 from torch.distributed.fsdp import fully_shard
 from training import AHEAD, dedicate
 
@@ -123,3 +123,35 @@ def attributes_of(mesh: Any, start: str) -> None:
 @pytest.mark.parametrize("start", ["plain", "meta", "fully_shard first"])
 def test_attributes_of_parameters_outlive_set_up(ranks, start):
     ranks.run(attributes_of, (2, 2), start=start)
+
+
+def of_a_dtensor(mesh: Any, name: str) -> dict[str, str]:
+    """What the error about an attribute that a DTensor has says, of a matrix at each moment and of its gradient."""
+    model, said = make_gpt(depth=2), {}
+
+    def ask(when: str, tensor: Any) -> None:
+        assert not hasattr(tensor, name)
+        with pytest.raises(AttributeError) as raised:
+            getattr(tensor, name)
+        said[when] = str(raised.value)
+
+    dedicate(model, mesh, AHEAD)
+    ask("before Muon", model.blocks[1].up.weight)
+    opt = dmuon.Muon(model)
+    loss_of(model, batch(0)).backward()
+    ask("weight", model.blocks[1].up.weight)
+    ask("gradient", model.blocks[1].up.weight.grad)
+    opt.step()
+    return said
+
+
+@pytest.mark.parametrize("name", ["full_tensor", "to_local", "device_mesh", "placements", "no_such_attribute"])
+def test_an_attribute_that_a_dtensor_has_is_an_attribute_error_with_a_way_out(ranks, name):
+    for said in ranks.run(of_a_dtensor, (2,), name=name):
+        if name == "no_such_attribute":
+            assert all(text.endswith(f"object has no attribute '{name}'") for text in said.values())
+        else:
+            assert all(text.startswith(f"dmuon: {name} on 'blocks.1.up.weight") for text in said.values())
+            assert "dedicate_params, fully_shard, then model.to_empty" in said["before Muon"]
+            assert "dmuon.full_params(model" in said["weight"] and "model.state_dict()" in said["weight"]
+            assert "dmuon.grad_norms(model)" in said["gradient"]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from dmuon._setup.attributes import OWN
@@ -125,6 +126,12 @@ class OwnedTensor(torch.Tensor):
         why = why or of_caller() or (OUTSIDE if computes and self._source is not None else self._at_owner)
         raise ValueError(f"dmuon: {what} on '{self._name}': {why}")
 
+    def __getattr__(self, name: str) -> Any:
+        """Names the way out in the error about an attribute that a DTensor has. hasattr returns False."""
+        if hasattr(DTensor, name):
+            raise AttributeError(f"dmuon: {name} on '{self._name}': {self._at_owner}")
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
     def _alias(self) -> OwnedTensor:
         layout = (self.stride(), self.storage_offset())
         alias = type(self)(self._name, self.shape, self.dtype, self.device, self._gradient, layout)
@@ -178,10 +185,11 @@ class TakenOutTensor(OwnedTensor):
     """
 
     attributes: dict[str, Any]
+    _at_owner = BETWEEN
     is_cuda = False  # else a move of recurrent layers would bring it into cuDNN's order
 
     def _refuse(self, what: str, computes: bool = False, why: str = "") -> NoReturn:
-        raise ValueError(f"dmuon: {what} on '{self._name}': {BETWEEN}")
+        raise ValueError(f"dmuon: {what} on '{self._name}': {self._at_owner}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(torch.Tensor, name):  # a change such as freezing would be lost
@@ -191,7 +199,7 @@ class TakenOutTensor(OwnedTensor):
 
     def __getattr__(self, name: str) -> Any:
         if name in OWN or name not in (attributes := vars(self).get("attributes", {})):
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+            return super().__getattr__(name)
         return attributes[name]
 
     requires_grad = property(lambda _: True)  # as every leaf of dedicate_params
