@@ -142,6 +142,7 @@ def test_the_next_step_names_what_no_group_has_once(ranks, mesh, fsdp, schedule,
     named = [[name for message in step for name in names_in(message)] for step in by_step]
     assert named == [[], [], expected, [], []]
     assert [len(step) for step in by_step] == [0, 0, bool(expected), 0, 0]
+    assert all("If another optimizer trains it, clip by torch.nn.utils.clip_grad_norm_" in text for text in by_step[2])
     assert num_walks == {nothing: 1, adapter_and_other_models: 4}.get(change, 2)
     for silent, walks in others:
         assert silent == [[]] * 5 and walks == num_walks

@@ -110,7 +110,7 @@ def muon_of_what_other_optimizers_take(mesh: Any, kind: str) -> None:
     dmuon.Muon(given.get(kind, [model, model.norm]))
 
 
-@refused("one Muon a model")
+@refused("one Muon a model", "To begin anew with the first one: opt.state.clear()")
 def muon_twice(mesh: Any) -> None:
     dmuon.Muon(ready(mesh)[0])
 

@@ -59,7 +59,10 @@ def agreed_setup(
     paused = meta_start.paused() if meta_start is not None else nullcontext()
     with paused, agreement(dedication.ranks, "Muon") as facts:
         if find_runtime(model, "Muon") is not None:
-            raise ValueError("Muon: model: expected one Muon a model, got a second one")
+            raise ValueError(
+                "Muon: model: expected one Muon a model, got a second one. To begin anew with the first one: "
+                "opt.state.clear(), and new values in opt.param_groups."
+            )
         if dedication.attributes is not None:
             dedication.attributes.give(model.modules())
         dedication.former.update(former)

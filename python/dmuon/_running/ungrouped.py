@@ -22,9 +22,10 @@ from dmuon._setup.shown import listed
 
 _MESSAGE = (
     "dmuon: no group of the optimizer has %s: what came into the model after Muon was made, was frozen then, or was "
-    "taken out of its group, is not updated. Give it to AdamW by opt.add_param_group({'params': [...]}), and a matrix "
-    "back to Muon by opt.add_param_group({'params': [...], 'algorithm': 'muon'}); for Muon, change the model before "
-    "dedicate_params."
+    "taken out of its group, is not updated by it. Give it to AdamW by opt.add_param_group({'params': [...]}), and a "
+    "matrix back to Muon by opt.add_param_group({'params': [...], 'algorithm': 'muon'}); for Muon, change the model "
+    "before dedicate_params. If another optimizer trains it, clip by torch.nn.utils.clip_grad_norm_: "
+    "dmuon.clip_grad_norm_ leaves it out."
 )
 _FOREIGN = (
     "dmuon: a parameter of shape %s, which the model does not have and which opt.add_param_group gave to AdamW, had no "

@@ -75,7 +75,8 @@ def _check_layout(leaf: Leaf, theirs: Any, ranks: Ranks) -> None:
         if rows != ranks.mesh_rows or placements != expected:
             raise ValueError(
                 f"dedicate_params: model: '{leaf.name}' is sharded by {placements} over ranks {rows}. Expected: "
-                f"{expected} over {ranks.mesh_rows}, by fully_shard on the same mesh."
+                f"{expected} over {ranks.mesh_rows}, by fully_shard on the same mesh. After dedicate_params "
+                "fully_shard may have any shard_placement_fn."
             )
     if leaf.slices is not None:
         check_slices(leaf.name, leaf.slices)
