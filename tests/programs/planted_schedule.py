@@ -40,7 +40,7 @@ SCHEDULE = (
     Planted(
         "stage_1_not_repeated",
         RESOLVE,
-        "  if (!options_.node_copy) unit->part = kNone;\n",
+        "  if (!options_.node_copy) unit->stage_1 = kNone;\n",
         "",
         "Without node copies the column's part of a freed buffer is not sent again: the next use reads what lay there.",
     ),
