@@ -17,7 +17,7 @@ from dmuon._setup.ways_out import STATE_AT_OWNER
 class MatrixStates:
     """Makes the entries, and lets them begin anew."""
 
-    def __init__(self, runtime: Runtime, leaf_of: Mapping[torch.Tensor, int]) -> None:
+    def __init__(self, runtime: Runtime, leaf_of: Mapping[Any, int]) -> None:
         """`leaf_of` is by placeholder."""
         self._runtime, self._leaf_of = runtime, leaf_of
 
