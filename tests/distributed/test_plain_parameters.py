@@ -7,6 +7,7 @@ import gc
 import time
 import weakref
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -233,6 +234,7 @@ def came_and_went(s: Session, size: int, stays: bool) -> None:
             s.backward(loss)
             s.step()
             s.notes.append([p.grad.clone() for p in parameters])
+            s.model.adapter.zero_grad()
         refs = [weakref.ref(parameter) for parameter in parameters]
         parameter, parameters, s.model.adapter = None, [], None
         s.train(step + 1, step + 2)
@@ -247,6 +249,42 @@ def test_parameters_that_have_left_are_freed(ranks, mesh, schedule, size, stays)
     *notes, expected = check(ranks, came_and_went, mesh, schedule=schedule, size=size, stays=stays)
     for gradients in notes:
         torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
+
+
+def taking_turns(s: Session, of_model: bool, another: bool) -> None:
+    """Parameters are away for two steps, from their group and maybe the model. Maybe another optimizer trains them."""
+    s.start(make_gpt(depth=2), units=None)
+    adapter = Adapted(12)
+    optimizer = s.opt.adamw if s.reference else s.opt
+    optimizer.add_param_group({"params": list(adapter.parameters())})
+    others = torch.optim.SGD(adapter.parameters(), lr=1e-2)
+
+    def loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+        return language_loss(step, s.size)(model, rank) + (1 + rank) * adapter()
+
+    for step in range(0, 6, 3):
+        s.model.adapter = adapter if of_model else None
+        s.backward(partial(loss, step=step))
+        if another and step > 0:
+            others.step()
+        s.step()
+        s.model.adapter = None
+        if step == 0 or not another:
+            group = optimizer.param_groups.pop()
+        adapter.zero_grad()
+        s.train(step + 1, step + 2)
+        if not another:
+            optimizer.param_groups.append(group)
+    s.notes.append([parameter.detach().clone() for parameter in adapter.parameters()])
+
+
+@pytest.mark.parametrize("another", [False, True])
+@pytest.mark.parametrize("of_model", [False, True])
+@pytest.mark.parametrize(("mesh", "schedule"), MESHES)
+def test_parameters_that_come_back_are_averaged_again(ranks, mesh, schedule, of_model, another):
+    *notes, expected = check(ranks, taking_turns, mesh, schedule=schedule, of_model=of_model, another=another)
+    for values in notes:
+        torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-6)
 
 
 AGREE = "a backward, or a step: ranks differ. Expected: the same parameters of AdamW that train. Rank 0 has: "

@@ -12,7 +12,6 @@ from peft import LoraConfig, get_peft_model
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 BY_SHAPE = "by its shape: the largest embedding's, and no other matrix has it"
-PLAIN_NAMES = ("output_projection", "to_logits", "fc_out")
 
 
 class Tree(nn.Module):
@@ -122,6 +121,11 @@ def test_as_many_rows_as_classes_make_a_head(model, expected):
             Tree(classifier=Tree(dense=linear(), out_proj=linear())),
             {},
         ),
+        (
+            Tree(block=Tree(output=nn.Sequential(linear(), linear())), lm_head=linear(5)),
+            {"lm_head": "by its name 'lm_head'"},
+        ),
+        (Tree(output=nn.Sequential(linear(), linear())), {"output.1": "by its name 'output.1'"}),
         (Tree(classifier=nn.Sequential(linear(), linear())), {"classifier.1": "by its name 'classifier.1'"}),
         (Tree(fc=linear(), body=linear()), {}),
         (Tree(value_head=linear(), pre_classifier=linear()), {"value_head": "by its name 'value_head'"}),
@@ -134,12 +138,21 @@ def test_as_many_rows_as_classes_make_a_head(model, expected):
             {"final_layer.linear": "by its name 'final_layer.linear'"},
         ),
         (Tree(layers=blocks(fc_out=linear(), final_layer=Tree(linear=linear()))), {}),
-        *((Tree(**{name: linear()}), {name: f"by its name '{name}'"}) for name in PLAIN_NAMES),
+        (Tree(to_logits=linear()), {"to_logits": "by its name 'to_logits'"}),
     ],
     ids=[
         *("last", "first", "inside", "in a list's items", "in a Sequential's alike", "alone in one"),
-        *("torchvision's", "better name", "in a head", "in a Sequential head", "fc, not last", "ending"),
-        *("in a Sequential beside one", "DiT's", "such in a list's items", *PLAIN_NAMES),
+        *(
+            "torchvision's",
+            "better name",
+            "in a head",
+            "in a block's Sequential",
+            "output Sequential",
+            "in a Sequential head",
+            "fc, not last",
+            "ending",
+        ),
+        *("in a Sequential beside one", "DiT's", "such in a list's items", "logits"),
     ],
 )
 def test_names_make_heads_outside_of_repeated_blocks(model, expected):

@@ -393,24 +393,19 @@ class Muon(torch.optim.Optimizer):
             removed = removed_states(self.state, self._leaf_of)
             facts += [f"the state of '{parameter._name}' removed" for parameter in removed]
         self._matrix_states.renew(self.state, removed)
-        # Hooks before a save have run, on the live state. The others see the groups as they are saved.
-        of_torch = self._without_hooks()
+        # Torch packs another object, so that this one is whole wherever an interrupt comes. Hooks before a save have
+        # run, on the live state. The others see the groups as they are saved.
+        of_torch = object.__new__(torch.optim.Optimizer)
+        vars(of_torch).update(vars(self))
         of_torch.state = saved_state(self.state, self.param_groups, self._leaf_of, self._runtime.shards)
+        of_torch._optimizer_state_dict_pre_hooks = OrderedDict()
+        of_torch._optimizer_state_dict_post_hooks = OrderedDict()
         packed = torch.optim.Optimizer.state_dict(of_torch)
         packed = with_saved_groups(packed, self.param_groups, self._leaf_of, self._runtime.leaves)
         for hook in after.values():
             changed = hook(self, packed)
             packed = packed if changed is None else changed
         return packed
-
-    def _without_hooks(self) -> torch.optim.Optimizer:
-        """Returns this optimizer for torch to save or load: an interrupt there leaves this one whole."""
-        of_torch: torch.optim.Optimizer = object.__new__(type(self))
-        vars(of_torch).update(vars(self))
-        for call in ("state_dict", "load_state_dict"):
-            for when in ("pre", "post"):
-                setattr(of_torch, f"_optimizer_{call}_{when}_hooks", OrderedDict())
-        return of_torch
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -431,16 +426,17 @@ class Muon(torch.optim.Optimizer):
         runtime.meet("Muon.load_state_dict()")
         before, after = self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks
         state_dict, loaded = checked_state(self, state_dict, before.values(), runtime, self._leaf_of)
+        runtime.step_agreement.torn.add("optimizer")  # if an interrupt comes
         # At once: nothing that may raise on some ranks alone comes between the check and the collective calls.
         write_state(runtime, loaded)
-        runtime.step_agreement.torn.discard("optimizer")
         # Hooks before a load have run. The others run at the end, where the state is whole.
-        of_torch = self._without_hooks()
-        loaded_state = {**state_dict, "state": loaded.by_torch, "param_groups": loaded.groups}
+        self._optimizer_load_state_dict_pre_hooks = OrderedDict()
+        self._optimizer_load_state_dict_post_hooks = OrderedDict()
         try:
-            torch.optim.Optimizer.load_state_dict(of_torch, loaded_state)
-            self.state, self.param_groups = of_torch.state, of_torch.param_groups
+            super().load_state_dict({**state_dict, "state": loaded.by_torch, "param_groups": loaded.groups})
+            runtime.step_agreement.torn.discard("optimizer")
         finally:
+            self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks = before, after
             for parameter, owned in self._matrix_states.made().items():
                 owned.update(self.state[parameter])  # what the user has put there, on the parameter's device
                 self.state[parameter] = owned

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
-from torch.utils.hooks import RemovableHandle
 
 from dmuon import _C
 from dmuon._running.blocking import blocking_message
@@ -28,7 +27,7 @@ from dmuon._setup.slices import local_part
 
 LARGE = 2**18  # elements of a gradient that is a message of its own
 _NEVER = 2**31 - 1  # more triggers than any backward crosses
-_TRAINS = 2.0**-14  # counts a rank on which a parameter trains but has no gradient: 10,000 together are below 1
+_TRAINS = 2.0**-14  # counts a rank that trains a parameter but has no gradient of it: 10,000 together are below 1
 _IS_MEAN = "_dmuon_is_mean"  # a mark on a gradient
 _GONE = (
     "dmuon: a backward through a model that Python has freed, so nobody averages the gradients that no fully_shard "
@@ -77,12 +76,17 @@ class PlainGradients:
     _models: ClassVar[weakref.WeakSet[PlainGradients]] = weakref.WeakSet()  # that live
 
     def __init__(
-        self, model: nn.Module, parameters: Iterable[torch.Tensor], dedication: Dedication, engine: _C.Engine
+        self,
+        model: nn.Module,
+        parameters: Iterable[torch.Tensor],
+        dedication: Dedication,
+        engine: _C.Engine,
+        optimizer: torch.optim.Optimizer,
     ) -> None:
-        """Takes the model's `parameters`. Those are averaged that `add` names."""
+        """Takes the model's `parameters`. Those are averaged that `add` names. Of the optimizer it reads the groups."""
         ranks = dedication.ranks
         self._of_model, self._ranks, self._engine = list(parameters), ranks, engine
-        self._parameters = PlainParameters(model, ranks, engine)
+        self._parameters = PlainParameters(model, ranks, engine, optimizer)
         self._reduce_dtype = dedication.mp_policy.reduce_dtype
         self._group = made_slots_group(ranks)
         self._scale = ranks.num_slots / dedication.across_ranks.divide_factor(ranks.num_slots)
@@ -90,7 +94,6 @@ class PlainGradients:
         self._is_open = False
         self._places: dict[torch.Tensor, int] | None = None  # of large ones; None: the next backward finds them
         self._num_averages = 0
-        self._hooks: dict[torch.Tensor, list[RemovableHandle]] = {}  # of those that `add` named
         self.made: list[torch.Tensor] = []  # gradients that this rank lacked, since the last clear()
         if self._group is not None:
             self._listen()
@@ -120,28 +123,14 @@ class PlainGradients:
             is_trainable = parameter.requires_grad
             if parameter.is_floating_point():
                 parameter.requires_grad_(True)  # frozen parameters allow no hooks
-                hooks = [parameter.register_post_accumulate_grad_hook(WeakCall(PlainGradients._arrived, self))]
+                parameter.register_post_accumulate_grad_hook(WeakCall(PlainGradients._arrived, self))
                 # Their mean over the slots becomes the sum over the divide factor. At the source, so that sums of
                 # micro-steps, norms and momentum all have one size.
                 if self._scale != 1:
-                    hooks.append(parameter.register_hook(functools.partial(torch.mul, other=self._scale)))
+                    parameter.register_hook(functools.partial(torch.mul, other=self._scale))
                 for large in _large_of([parameter]):  # others leave when all have come
-                    hooks.append(parameter.register_hook(WeakCall(PlainGradients._arrives, self, weakref.ref(large))))
-                self._hooks[parameter] = hooks
+                    parameter.register_hook(WeakCall(PlainGradients._arrives, self, weakref.ref(large)))
                 parameter.requires_grad_(is_trainable)
-
-    def left(self, grouped: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the parameters that neither the groups nor the model have any more. Their gradients still travel."""
-        return self._parameters.left(grouped)
-
-    def remove(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Lets go of parameters. All ranks call it alike, between backwards."""
-        for parameter in parameters:
-            self._parameters.remove(parameter)
-            for hook in self._hooks.pop(parameter, ()):
-                hook.remove()
-            self._of_model = [other for other in self._of_model if other is not parameter]
-            self._places = None
 
     def has_open(self) -> bool:
         """True if this rank has open gradients."""
@@ -204,7 +193,8 @@ class PlainGradients:
         small = [parameter for parameter in backward.parameters if parameter not in backward.means]
         dtype = self._dtype_of(small)
         pieces = [self._values(backward, parameter, dtype) for parameter in small]
-        has = [1.0 if backward.has[p] else _TRAINS * p.requires_grad for p in backward.parameters]
+        trains = self._parameters.trained([p for p in backward.parameters if not backward.has[p]])
+        has = [1.0 if backward.has[p] else _TRAINS * (p in trains) for p in backward.parameters]
         has_all, like = min(has) == 1, local_part(backward.parameters[0])
         present = like.new_ones(len(has), dtype=dtype) if has_all else like.new_tensor(has, dtype=dtype)
         message = torch.cat([present, *pieces])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 
 import torch
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from dmuon import _C
 from dmuon._running.blocking import blocking_message
@@ -20,13 +21,14 @@ from dmuon._setup.ranks import Ranks
 class PlainParameters:
     """The plain parameters of AdamW's groups, in one order on all ranks. The gradients of those that train travel.
 
-    Iterating goes through all of them. If ranks freeze different parameters, those that train on any rank go on
-    travelling, and missing gradients count as zeros.
+    Iterating goes through all of them that live. If ranks freeze different parameters, or take different ones out of
+    groups and model, those that train on any rank go on travelling, and missing gradients count as zeros.
     """
 
-    def __init__(self, model: nn.Module, ranks: Ranks, engine: _C.Engine) -> None:
-        self._model, self._ranks, self._engine = weakref.ref(model), ranks, engine
-        self._all: dict[torch.Tensor, bool] = {}  # True if all ranks are known to have begun with the same values
+    def __init__(self, model: nn.Module, ranks: Ranks, engine: _C.Engine, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._ranks, self._engine, self._optimizer = weakref.ref(model), ranks, engine, optimizer
+        # True if all ranks are known to have begun with the same values. Weak: what travels no longer may be freed.
+        self._all: MutableMapping[torch.Tensor, bool] = WeakTensorKeyDictionary()
         self.travelling: dict[torch.Tensor, None] = {}  # as all ranks agreed last
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -52,7 +54,9 @@ class PlainParameters:
             RuntimeError: not all ranks are here; from the watch.
         """
         # AdamW reads the gradients of frozen parameters too.
-        now = [p for p in self._all if p in self.travelling or p.requires_grad or p.grad is not None]
+        travelling = {p for p in self._all if p in self.travelling or p.grad is not None}
+        travelling |= self.trained(p for p in self._all if p not in travelling)
+        now = [p for p in self._all if p in travelling]
         if len(now) == len(self.travelling):
             return False
         with (
@@ -64,22 +68,18 @@ class PlainParameters:
         self._all.update(dict.fromkeys(now, True))
         return True
 
-    def drop(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Lets gradients travel no more of parameters that are frozen on all ranks and have no gradient."""
-        for parameter in parameters:
-            self.travelling.pop(parameter, None)
-
-    def left(self, grouped: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns those that neither the groups, which have `grouped`, nor the model have any more."""
-        left = self._all.keys() - set(grouped)
+    def trained(self, parameters: Iterable[torch.Tensor]) -> set[torch.Tensor]:
+        """Returns those that require a gradient, and that a group or the model still has."""
+        found = {parameter for parameter in parameters if parameter.requires_grad}
+        left = found.difference(*(group["params"] for group in self._optimizer.param_groups)) if found else found
         if left and (model := self._model()) is not None:
             left.difference_update(*(module._parameters.values() for module in model.modules()))
-        return [parameter for parameter in self._all if parameter in left]
+        return found - left
 
-    def remove(self, parameter: torch.Tensor) -> None:
-        """Forgets a parameter, so that it is freed with the user's last reference."""
-        del self._all[parameter]
-        self.travelling.pop(parameter, None)
+    def drop(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Lets gradients travel no more of parameters that no rank trains or has a gradient of."""
+        for parameter in parameters:
+            self.travelling.pop(parameter, None)
 
     def name_of(self, parameter: torch.Tensor) -> str:
         """Returns its name in the model, for messages."""

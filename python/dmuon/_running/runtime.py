@@ -92,7 +92,7 @@ class Runtime:
         for module, order in dedication.known.items():
             restore_order(module, order)
         others = (p for p in model.parameters() if not isinstance(p, OwnedTensor) and not is_sharded(p, self.ranks))
-        self.plain = PlainGradients(model, others, dedication, self.engine)
+        self.plain = PlainGradients(model, others, dedication, self.engine, optimizer)
         dtypes = [placeholder.dtype for placeholder in self.placeholders]
         self.shards = OwnedShards(self.transfers, self.leaves, dtypes, states, self.ranks, dedication.mesh)
 

@@ -54,7 +54,6 @@ class StepAgreement:
     had_open_gradients: bool = dataclasses.field(default=False, init=False)  # on any rank before the last message
     changed: Counter[str] = dataclasses.field(default_factory=Counter, init=False)  # of gradients, since the message
     removed: dict[Any, frozenset[str]] = dataclasses.field(default_factory=dict, init=False)  # see removed_states
-    _left: list[torch.Tensor] = dataclasses.field(default_factory=list, init=False)  # see PlainGradients.left
     _lost: str | None = dataclasses.field(default=None, init=False)  # if a backward has raised
     _applied: list[str] = dataclasses.field(default_factory=list, init=False)  # settings of the last step
     _owned_norms: tuple[torch.Tensor, ...] | None = dataclasses.field(default=None, init=False)  # of the verdict
@@ -117,7 +116,6 @@ class StepAgreement:
                     found = self._agree(digest, problem)
                 if not problem:
                     runtime.copies.check(found)
-                    runtime.plain.remove(self._left)
         except _C.SettingsDiffer:  # on all ranks, so these may exchange more
             with agreement(
                 runtime.ranks, "dmuon: clip_grad_norm_ or Muon.step", "the same settings on every rank"
@@ -206,8 +204,7 @@ class StepAgreement:
         ]
         records = f"record_stats = {self.optimizer.record_stats!r}"  # type: ignore[attr-defined]  # of dmuon.Muon
         removed = (f"the state of '{parameter._name}' removed" for parameter in self.removed)
-        left = f"{len(self._left)} parameters of AdamW that groups and model have no more"
-        return [*of_groups, records, *removed, left, *(self.after_step.settings() if self.after_step else [])]
+        return [*of_groups, records, *removed, *(self.after_step.settings() if self.after_step else [])]
 
     def _problem(self) -> str | None:
         try:
@@ -218,7 +215,6 @@ class StepAgreement:
                     require_rule(group, self.rule, f"Muon: param_groups[{number}]")
             self._require_members()
             matrices = (group["params"] for group in self.optimizer.param_groups if group["algorithm"] == "muon")
-            self._left = self.runtime.plain.left(self.host_parameters())
             self.removed = removed_states(self.optimizer.state, itertools.chain.from_iterable(matrices))
         except Exception as error:  # of any kind, as for groups without a list: the other ranks must raise it too
             return message_of(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import torch
 import torch.nn as nn
@@ -13,7 +13,7 @@ from dmuon._setup.place import clean_name
 
 # Names of heads outside of repeated blocks. Inside of a block they mean nothing.
 _NAMES = {"lm_head", "head", "output", "output_layer", "unembed", "embed_out", "classifier", "score", "logits"}
-_NAMES |= {"output_projection", "to_logits", "fc_out", "proj_out", "proj_out_2", "qa_outputs"}
+_NAMES |= {"to_logits", "proj_out", "proj_out_2", "qa_outputs"}
 _NAMES |= {"final_layer.linear", "action_out_proj"}  # DiT's and pi0's; proj_out_2 is DiT's in Diffusers
 _ENDINGS = ("_head", "_classifier")
 _METHODS = ("get_output_embeddings", "get_classifier")  # of Transformers, of timm
@@ -41,6 +41,9 @@ def find_heads(model: nn.Module, embeddings: Collection[nn.Parameter]) -> dict[i
             heads.update((id(weight), f"output head, by {method}()") for weight in _said(module, method))
     for weight in embeddings:  # some models return these
         heads.pop(id(weight), None)
+    if not heads:
+        named = _last_of_sequentials(outside, projections, lambda name: name == "output")
+        heads = {id(weight): f"output head, by its name '{path}'" for path, weight in named}
     if heads or not projections:
         return heads
     path, last = projections[-1]
@@ -109,11 +112,22 @@ def _by_name(
     """Finds modules named as heads; of a Sequential named so, the last projection."""
     for path, module in outside:
         weight = module._parameters.get("weight")
-        if not _named_as_head(path):
-            continue
-        if weight is not None and weight.ndim == 2:
+        if weight is not None and weight.ndim == 2 and _named_as_head(path):
             yield _plain(path), weight
-        elif isinstance(module, nn.Sequential):
+    # "output" may also be a part of a hand-written block, outside of a list.
+    yield from _last_of_sequentials(outside, projections, lambda name: name != "output")
+
+
+def _last_of_sequentials(
+    outside: list[tuple[str, nn.Module]], projections: list[tuple[str, torch.Tensor]], counts: Callable[[str], bool]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the last projection of each Sequential named as a head whose name `counts`."""
+    for path, module in outside:
+        if (
+            isinstance(module, nn.Sequential)
+            and _named_as_head(path)
+            and counts(_plain(path).rpartition(".")[2].lower())
+        ):
             yield from ((_plain(where), last) for where, last in _within(path, projections)[-1:])
 
 

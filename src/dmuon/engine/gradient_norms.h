@@ -85,9 +85,8 @@ class GradientNorms {
   ///              parallelism [3]: also of what this rank has of gradients that all ranks of its
   ///              slot have. They count at the slot's first rank alone.
   /// @param maxima  [num_maxima] on the engine's device. Undefined: -infinity.
-  /// @returns     [NormWords::size] fp64 of this rank, until the next call. A NaN is infinity
-  /// there,
-  ///              because a backend chooses the maximum of a NaN.
+  /// @returns     [NormWords::size] fp64 of this rank, until the next call. A NaN is infinity in
+  ///              them, because a backend chooses the maximum of a NaN.
   const at::Tensor& measure(const at::Tensor& host, const at::Tensor& maxima = {});
 
   /// Sets how many maxima travel along; 0 at first. All ranks do the same, between steps.
