@@ -203,6 +203,9 @@ TEST_F(DetectorTest, WarnsOfASlowWaitAfterTenSecondsAndThenAfterTwiceAsLong) {
   EXPECT_EQ(ranks_[0].warnings.size(), 1U);
   intervals(3);
   EXPECT_EQ(ranks_[0].warnings.size(), 2U);
+  wait(0, What::kComparison, "full_params in step 4");
+  intervals(22);
+  EXPECT_EQ(ranks_[0].warnings.size(), 3U) << "10 s after the next wait began";
   EXPECT_EQ(rank(0).error(), "");
   EXPECT_EQ(ranks_[1].warnings.size(), 0U);
 }

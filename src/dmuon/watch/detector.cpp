@@ -49,6 +49,7 @@ void Detector::end_wait(Time now) {
 void Detector::begin(Time now) {
   ++wait_;
   begun_ = now;
+  next_slow_ = slow_after_;
 }
 
 // Without a wait in dmuon, a rank waits where it has left to, or for nobody.
@@ -117,10 +118,10 @@ void Detector::see_device(std::optional<Stuck> stuck, Time now) {
 
 bool Detector::raises_alarm(Time now) {
   stays_ = unchanged_ && seen_wait_ == wait_ && own_.awaited;
-  const bool is_slow = stays_ && host_waits_ && now - begun_ >= slow_after_;
+  const bool is_slow = stays_ && host_waits_ && now - begun_ >= next_slow_;
   if (is_slow) {
     slow_wait_ = wait_;
-    slow_after_ *= 2;
+    next_slow_ *= 2;
   }
   raises_ = (stays_ && std::exchange(raised_for_, wait_) != wait_) || is_slow;
   return raises_;

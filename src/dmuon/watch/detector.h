@@ -169,8 +169,9 @@ class Detector {
   bool raises_ = false;          // the alarm, in this interval
   std::int64_t raised_for_ = 0;  // the newest wait for which this rank has raised the alarm
   std::int64_t slow_wait_ = 0;   // the wait for which it has raised the alarm once more
-  std::chrono::milliseconds slow_after_;  // a wait of this length gets a warning
-  std::array<std::int64_t, 3> alarms_{};  // the counter in the last intervals, newest first
+  std::chrono::milliseconds slow_after_;   // a wait of this length gets a warning
+  std::chrono::milliseconds next_slow_{};  // and when it has this length, the next one
+  std::array<std::int64_t, 3> alarms_{};   // the counter in the last intervals, newest first
   std::optional<std::pair<std::int64_t, Time>> oldest_;  // the device's operation, and since when
   std::chrono::milliseconds device_timeout_ = kNoTimeout;
   std::string late_;  // the error of a device that was late
