@@ -45,8 +45,13 @@ def experts_by_view(name: str, module: nn.Module, parameter: nn.Parameter) -> dm
     return dmuon.views.experts(parameter) if isinstance(module, Stack) else None
 
 
-def trained(mesh: Any, dtype: torch.dtype, divided: bool = False, **options: Any) -> tuple[int, int]:
-    """Most bytes of the third step, beyond those before the model; and those of the plan for this rank."""
+def trained(
+    mesh: Any, dtype: torch.dtype, divided: bool = False, held: bool = False, **options: Any
+) -> tuple[int, int]:
+    """Most bytes of the third step, beyond those before the model; and those of the plan for this rank.
+
+    With `held` the first step has a backward under no_sync too.
+    """
     import async_device
 
     async_device.reset()
@@ -67,6 +72,9 @@ def trained(mesh: Any, dtype: torch.dtype, divided: bool = False, **options: Any
     optimizer = dmuon.Muon(model, ns_dtype=torch.bfloat16)  # in which the emulated iteration is fast
     most = 0
     x = torch.ones(1, WIDTH, dtype=dtype, device="emulated")
+    if held:
+        with dmuon.no_sync(model):
+            model(x).sum().backward()
     for _ in range(3):
         async_device.reset_statistics()
         with async_device.phase("forward"):
@@ -96,6 +104,7 @@ def trained(mesh: Any, dtype: torch.dtype, divided: bool = False, **options: Any
         {"reshard_after_forward": False},
         {"strategy": "rank0"},
         {"divided": True},
+        {"held": True},
     ],
     ids=str,
 )

@@ -15,9 +15,10 @@ def no_sync(model: nn.Module) -> Iterator[None]:
     """Postpones traffic of gradients between nodes while the backwards of micro-steps run.
 
     Backwards inside send gradients to the node's column members alone, which sum them in fp32: 4 bytes for each of 1/G
-    of the weights. The next backward outside sends the sums to the owners. On a mesh of one node nothing changes for
-    matrices. On HSDP, FSDP2 treats its own gradients alike (`set_requires_all_reduce`). Gradients of AdamW that no
-    fully_shard manages stay the rank's own, on every mesh. Contexts may be nested; the outermost counts.
+    of the weights, which no plan counts. The next backward outside sends the sums to the owners, and frees them. On a
+    mesh of one node nothing changes for matrices. On HSDP, FSDP2 treats its own gradients alike
+    (`set_requires_all_reduce`). Gradients of AdamW that no fully_shard manages stay the rank's own, on every mesh.
+    Contexts may be nested; the outermost counts.
 
         for micro_step in range(n):
             with dmuon.no_sync(model) if micro_step < n - 1 else contextlib.nullcontext():

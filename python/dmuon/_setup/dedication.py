@@ -133,8 +133,8 @@ def dedicate_params(
             these ranks and stores the times in the user's cache. A single rank owns everything and measures nothing.
         layout_slack: share of the makespan that the plan may give up so that matrices used one after the other have
             owners in different columns.
-        max_memory_bytes: the most bytes that any rank may use, as the plan counts them, with 2 GiB in reserve on a GPU.
-            None means no limit.
+        max_memory_bytes: the most bytes that any rank may use, as the plan counts them, without the sums of no_sync,
+            and with 2 GiB in reserve on a GPU. None means no limit.
         node_copy: True to store weights from other nodes until the weights change, as HSDP does. Then a step moves
             each weight between nodes once.
         lookahead: number of units ahead of their use that weights travel between nodes. 0 sends everything when it is

@@ -124,6 +124,7 @@ Work route_inter(SharedMesh* mesh, Owned* owned, UnitBuffers* unit) {
 void finish_route_intra(UnitBuffers* unit) {
   unit->gradients.release();
   unit->inbox.reset();
+  if (unit->node_mean) unit->partial.reset();  // which has been added to it
 }
 
 void finish_route_inter(UnitBuffers* unit) {

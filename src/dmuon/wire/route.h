@@ -15,7 +15,7 @@ namespace dmuon::wire {
 //
 // Between the stages the node's mean has a buffer of its own, of a column's part. So a unit's
 // gradients do not wait for slow links. Under no_sync the node's mean stays at the column member,
-// in fp32, and a later mean is added to it.
+// in fp32, and later means are added to it. The first route that is not held sends the sum.
 //
 // Each function allocates on the calling thread and returns the work of its lane. Arguments outlive
 // that work.

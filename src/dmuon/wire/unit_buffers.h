@@ -26,7 +26,7 @@ struct UnitBuffers {
   std::unique_ptr<PackedBuffer> inbox;       ///< of the route's stage 1
   std::unique_ptr<PackedBuffer> node_mean;   ///< [own column] between the route's stages
   std::unique_ptr<PackedBuffer> node_inbox;  ///< of stage 2
-  std::unique_ptr<PackedBuffer> partial;     ///< fp32 [own column] sums under no_sync; else null
+  std::unique_ptr<PackedBuffer> partial;     ///< fp32 [own column] sums of no_sync; else null
   core::Vector<layout::PackedIndex, bool> partial_filled;
 };
 
