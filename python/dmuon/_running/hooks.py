@@ -138,12 +138,9 @@ class _Calls:
 
     def _end_interrupted(self) -> None:
         for _ in self._open:
-            self._end_call()
+            self._runtime.weights[self._index].end_call()
+            self._runtime.engine.forget_call(self._index)  # no trigger: other ranks may have ended it in its forward
         self._open.clear()
-
-    def _end_call(self) -> None:
-        self._runtime.weights[self._index].end_call()
-        self._runtime.engine.after_forward(self._index, self._reader)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _watch_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -168,7 +165,8 @@ class _Calls:
             self._read_in_backward(output)
             return None
         opened = self._open.pop() if self._open else None
-        self._end_call()
+        runtime.weights[index].end_call()
+        runtime.engine.after_forward(index, self._reader)
         if opened is None:
             return None  # _before has raised
         call, call_inputs = opened

@@ -190,6 +190,7 @@ void add_hooks(EngineClass& engine) {
            no_gil)
       .def("after_forward", &Engine::after_forward, py::arg("unit"), py::arg("reader") = false,
            no_gil)
+      .def("forget_call", &Engine::forget_call, py::arg("unit"))
       .def("watch_inputs", &Engine::watch_inputs, py::arg("unit"), py::arg("inputs"),
            py::arg("call"), py::arg("before_end"), no_gil)
       .def("watch_outputs", &Engine::watch_outputs, py::arg("unit"), py::arg("outputs"),

@@ -170,6 +170,8 @@ void Engine::after_forward(core::UnitIndex index, bool reader) {
   }
 }
 
+void Engine::forget_call(core::UnitIndex index) { open_uses_.end_call(index); }
+
 std::vector<at::Tensor> Engine::watch_inputs(core::UnitIndex index,
                                              const std::vector<at::Tensor>& inputs,
                                              const std::shared_ptr<Call>& call,

@@ -107,6 +107,7 @@ class Engine : private schedule::Performer {
   void end_forward();
   void before_forward(core::UnitIndex unit, bool reader = false);
   void after_forward(core::UnitIndex unit, bool reader = false);
+  void forget_call(core::UnitIndex unit);  ///< of a forward that an interrupt has ended
   std::vector<at::Tensor> watch_inputs(core::UnitIndex unit, const std::vector<at::Tensor>& inputs,
                                        const std::shared_ptr<Call>& call,
                                        std::function<void()> before_end);
