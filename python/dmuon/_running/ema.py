@@ -85,8 +85,9 @@ class Ema:
     def applied(self) -> Iterator[None]:
         """Makes the model compute with the mean, and its `state_dict()` return the mean. Refuses training.
 
-        Collective over the mesh on entry and exit. A rank needs memory for a copy of its part of the parameters that
-        AdamW updates. After an interrupt, also one of the exit, the weights are as before.
+        The weights change on entry and on exit, so run all backwards of earlier forwards before. Collective over the
+        mesh on entry and exit. A rank needs memory for a copy of its part of the parameters that AdamW updates. After
+        an interrupt, also one of the exit, the weights are as before.
 
         Raises:
             ValueError: the call is inside `applied` or `full_params`, or ranks have come to different calls.
@@ -95,7 +96,7 @@ class Ema:
         runtime.access.refuse_inside_full_params(call)
         runtime.access.refuse_while_averaged(call)
         runtime.end_passes(call)
-        version, weights = runtime.version, [weight.clone() for _, weight in self._local()]
+        weights = [weight.clone() for _, weight in self._local()]
         hooks: list[RemovableHandle] = []
         try:
             try:
@@ -108,11 +109,11 @@ class Ema:
                 runtime.renew_version()
                 yield
             finally:
-                self._leave(version, weights, hooks)
+                self._leave(weights, hooks)
         finally:  # an interrupt may have come at any line of the first time
-            self._leave(version, weights, hooks)
+            self._leave(weights, hooks)
 
-    def _leave(self, version: int, weights: list[torch.Tensor], hooks: list[RemovableHandle]) -> None:
+    def _leave(self, weights: list[torch.Tensor], hooks: list[RemovableHandle]) -> None:
         """Undoes what `applied` has done, or what an interrupted call of this has left of it."""
         runtime, call = self._runtime, "the end of Ema.applied()"
         if not runtime.access.is_averaged:
@@ -123,8 +124,7 @@ class Ema:
             weight.copy_(own)
         for hook in hooks:
             hook.remove()
-        runtime.renew_version()  # FSDP2's gathers wait for these weights
-        runtime.version = version
+        runtime.renew_version()
         runtime.access.set_averaged(False)
 
     @torch.no_grad()
