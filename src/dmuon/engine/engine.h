@@ -146,11 +146,9 @@ class Engine : private schedule::Performer {
 
   /// Agrees on the step with one message over all ranks. The host waits for other hosts, and never
   /// for a device that is not a CPU.
-  /// @param host      fp64 on the engine's device, see GradientNorms::measure.
+  /// @param host, maxima  on the engine's device, see GradientNorms::measure.
   /// @param settings  a digest of hyperparameters and all else that must be equal on all ranks.
-  /// @param maxima    [num_maxima], see GradientNorms::measure.
-  /// @param has_open_gradients  true if this rank has gradients of OtherGradients that are no means
-  ///                            yet.
+  /// @param has_open_gradients  true if gradients of OtherGradients are no means yet, on this rank.
   /// @throws InvalidArgument, on all ranks, as engine::agree, or if micro-steps under no_sync have
   /// used other host units.
   const Verdict& agree(const at::Tensor& host = {}, std::uint32_t settings = 0,
@@ -205,8 +203,7 @@ class Engine : private schedule::Performer {
   /// caller may repeat a call that it cannot know to be done.
   void compute_with(const std::string& name, const std::string& call);
 
-  /// False, under no_sync: gradients of the next backwards stay at the column members. Equal on all
-  /// ranks.
+  /// False under no_sync: the next gradients stay at the column members. Equal on all ranks.
   void set_sync(bool sync);
 
   /// Clears a leaf's accumulated gradient: it has none any more.
