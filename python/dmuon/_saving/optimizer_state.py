@@ -72,8 +72,8 @@ def fitting_state(
     merged = [_merged(number, *pair, first_lrs[pair[0]["algorithm"]]) for number, pair in pairs]
     facts += [f"group {settings_of(group)}" for group in merged]
     of_user = {key: value for key, value in saved["state"].items() if not isinstance(key, int)}
-    numbers = {str(number) for group in saved["param_groups"] for number in group["params"]}
-    if (wrong := next((key for key in of_user if key in numbers), None)) is not None:
+    numbers = {str(number): number for group in saved["param_groups"] for number in group["params"]}
+    if (wrong := next((key for key in of_user if numbers.get(key, key) != key), None)) is not None:
         raise ValueError(f"{_LOAD}: state: expected numbers of parameters as keys, got the text {wrong!r}, as JSON has")
     loaded = LoadedState(merged, of_user, {name: {} for name in (*shards.states, MASTER)}, [], [])
     fresh = not saved["state"]  # the optimizer had made no step
