@@ -1,10 +1,10 @@
-// An executor's units and batches as a schedule sees them, and its counters.
+// An executor's units and batches as a schedule sees them; its counters, and the engine's.
 
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "dmuon/engine/executor.h"
+#include "dmuon/engine/engine.h"
 
 namespace dmuon::engine {
 
@@ -61,6 +61,13 @@ std::map<std::string, double> Executor::statistics() const {
     add_traffic(of, mesh_.along[schedule::axis_of(lane)]);
   }
   if (mesh_.tensor_parallel) add_traffic("_slices", mesh_.tensor_parallel->slices);
+  return all;
+}
+
+std::map<std::string, double> Engine::statistics() const {
+  std::map<std::string, double> all = executor_.statistics();
+  all.insert(seconds_.begin(), seconds_.end());
+  all["comparisons"] = static_cast<double>(num_compared_);
   return all;
 }
 

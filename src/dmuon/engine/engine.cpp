@@ -63,6 +63,12 @@ void Engine::drain() {
   executor_.drain_lanes();
 }
 
+void Engine::move_out() {
+  if (options_.step.replicated) resolver_.free_weights();
+  drain();
+  offload_.move_out();
+}
+
 // A backward that raised has left its pass open. Its gradients count only if they add to earlier
 // ones: zero_grad() may have come since.
 void Engine::settle() {
@@ -177,8 +183,6 @@ void Engine::after_forward(core::UnitIndex index, bool reader) {
   }
 }
 
-void Engine::forget_call(core::UnitIndex index) { open_uses_.end_call(index); }
-
 std::vector<at::Tensor> Engine::watch_inputs(core::UnitIndex index,
                                              const std::vector<at::Tensor>& inputs,
                                              const std::shared_ptr<Call>& call,
@@ -291,13 +295,6 @@ void Engine::close_backward(bool raised) {
   host_sums_.end_backward(backward_syncs_);
   if (!raised) placeholders_.give_gradients();
   if (backward_syncs_) others_.average(raised);
-}
-
-std::map<std::string, double> Engine::statistics() const {
-  std::map<std::string, double> all = executor_.statistics();
-  all.insert(seconds_.begin(), seconds_.end());
-  all["comparisons"] = static_cast<double>(num_compared_);
-  return all;
 }
 
 }  // namespace dmuon::engine

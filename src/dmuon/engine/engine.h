@@ -107,7 +107,7 @@ class Engine : private schedule::Performer {
   void end_forward();
   void before_forward(core::UnitIndex unit, bool reader = false);
   void after_forward(core::UnitIndex unit, bool reader = false);
-  void forget_call(core::UnitIndex unit);  ///< of a forward that an interrupt has ended
+  void forget_call(core::UnitIndex unit) { open_uses_.end_call(unit); }  ///< after an interrupt
   std::vector<at::Tensor> watch_inputs(core::UnitIndex unit, const std::vector<at::Tensor>& inputs,
                                        const std::shared_ptr<Call>& call,
                                        std::function<void()> before_end);
@@ -133,11 +133,7 @@ class Engine : private schedule::Performer {
 
   /// Moves what outlives steps to the host, and back, see Offload. Frees replicated weights, which
   /// the next uses send again. Call nothing else in between, and meet() before.
-  void move_out() {
-    if (options_.step.replicated) resolver_.free_weights();
-    drain();
-    offload_.move_out();
-  }
+  void move_out();
   void move_back() { offload_.move_back(); }
 
   /// Lets every backward throw InvalidArgument with these words at its first hook, from now on.
