@@ -44,6 +44,10 @@ def went_on(mesh: Any, kind: str, path: str) -> list[str]:
         if place_of(mesh)[0] == 0:
             tensors = [leaf for leaf in tree_leaves(saved) if isinstance(leaf, torch.Tensor)]
             assert all(t.device.type == "cpu" and not isinstance(t, DTensor) for t in tensors)
+            for name, part in model.named_modules(prefix="policy"):  # on this rank alone
+                below = {k: v for k, v in saved["model"].items() if k.startswith(f"{name}.")}
+                found = part.state_dict(prefix=f"{name}.")
+                assert found.keys() == below.keys() and all(below[key] is value for key, value in found.items())
             torch.save(saved, path)
         else:
             assert saved == {"model": {}, "optimizer": {}, "ema": {}}

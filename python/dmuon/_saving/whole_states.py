@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn as nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
+from dmuon._setup.place import clean_name
 from dmuon._setup.shown import shown
 from dmuon._setup.wrappers import unwrapped
 
@@ -28,7 +30,8 @@ def whole_states(*objects: Any) -> Iterator[None]:
     other ranks the states are empty inside.
 
     Args:
-        objects: models, optimizers, `dmuon.Ema`s: whatever has a `state_dict`, sharded by dmuon, by FSDP2 or not.
+        objects: models, optimizers, `dmuon.Ema`s: whatever has a `state_dict`, sharded by dmuon, by FSDP2 or not. The
+            modules of a model count too.
 
     Raises:
         ValueError: an object has no `state_dict`; or as their `state_dict()` raises.
@@ -38,19 +41,27 @@ def whole_states(*objects: Any) -> Iterator[None]:
             raise ValueError(f"whole_states: objects[{number}]: expected one with a state_dict(), got {shown(given)}")
     with contextlib.ExitStack() as stack:
         for given in map(unwrapped, objects):
-            own = {key: method for key, method in vars(given).items() if key == "state_dict"}
-            given.__dict__["state_dict"] = _Held(given)
-            stack.callback(vars(given).update, own)  # callbacks run last to first
-            stack.callback(vars(given).pop, "state_dict", None)
+            held = _Held.of(given)
+            parts = list(given.named_modules())[1:] if isinstance(given, nn.Module) else []
+            for holder, state in [(given, held), *((module, held.part(clean_name(path))) for path, module in parts)]:
+                own = {key: method for key, method in vars(holder).items() if key == "state_dict"}
+                holder.__dict__["state_dict"] = state
+                stack.callback(vars(holder).update, own)  # callbacks run last to first
+                stack.callback(vars(holder).pop, "state_dict", None)
         yield
 
 
 class _Held:
     """In place of the method `state_dict` of an object: returns what that method returned, with whole tensors."""
 
-    def __init__(self, given: Any) -> None:
+    def __init__(self, state: dict[str, Any], versions: dict[str, Any] | None) -> None:
+        self._state, self._versions = state, versions  # the latter of modules, by path
+
+    @classmethod
+    def of(cls, given: Any) -> _Held:
+        """Calls the method. Collective."""
         state = given.state_dict()
-        self._versions = getattr(state, "_metadata", None)  # of modules
+        versions = getattr(state, "_metadata", None)
         is_first = not dist.is_initialized() or dist.get_rank() == 0
 
         def whole(value: torch.Tensor) -> torch.Tensor | None:
@@ -59,7 +70,17 @@ class _Held:
             return full.to("cpu", copy=True) if is_first else None
 
         state = tree_map_only(torch.Tensor, whole, state)
-        self._state = dict(state) if is_first else {}
+        return cls(dict(state) if is_first else {}, versions)
+
+    def part(self, path: str) -> _Held:
+        """Returns the same of a module inside."""
+        prefix = f"{path}."
+
+        def below(entries: dict[str, Any]) -> dict[str, Any]:
+            return {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
+
+        own = {"": self._versions[path]} if self._versions and path in self._versions else {}
+        return _Held(below(self._state), own | below(self._versions or {}))
 
     def __call__(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
         """Like `nn.Module.state_dict`, which a module around this one calls, and like an optimizer's."""
