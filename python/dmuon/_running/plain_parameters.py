@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 
@@ -27,15 +28,15 @@ class PlainParameters:
 
     def __init__(self, model: nn.Module, ranks: Ranks, engine: _C.Engine, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._ranks, self._engine, self._optimizer = weakref.ref(model), ranks, engine, optimizer
-        # True if all ranks are known to have begun with the same values. Weak: what travels no longer may be freed.
-        self._all: MutableMapping[torch.Tensor, bool] = WeakTensorKeyDictionary()
+        self._all: dict[torch.Tensor, bool] = {}  # True if all ranks are known to have begun with the same values
+        self._left: MutableMapping[torch.Tensor, bool] = WeakTensorKeyDictionary()  # likewise, no rank trains them
         self.travelling: dict[torch.Tensor, None] = {}  # as all ranks agreed last
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(self._all)
+        return itertools.chain(self._all, self._left)
 
     def __contains__(self, parameter: torch.Tensor) -> bool:
-        return parameter in self._all
+        return parameter in self._all or parameter in self._left
 
     def add(self, parameter: torch.Tensor, is_agreed: bool) -> None:
         """Adds a parameter. Its gradient may travel at once if all ranks are known to have it with the same values."""
@@ -53,10 +54,12 @@ class PlainParameters:
             ValueError: on all ranks, if other parameters train on another rank, or some have begun with other values.
             RuntimeError: not all ranks are here; from the watch.
         """
+        if left := list(self._left):
+            trained = self.trained(left)
+            back = [parameter for parameter in left if parameter in trained or parameter.grad is not None]
+            self._all.update((parameter, self._left.pop(parameter)) for parameter in back)
         # AdamW reads the gradients of frozen parameters too.
-        travelling = {p for p in self._all if p in self.travelling or p.grad is not None}
-        travelling |= self.trained(p for p in self._all if p not in travelling)
-        now = [p for p in self._all if p in travelling]
+        now = [p for p in self._all if p in self.travelling or p.requires_grad or p.grad is not None]
         if len(now) == len(self.travelling):
             return False
         with (
@@ -80,6 +83,8 @@ class PlainParameters:
         """Lets gradients travel no more of parameters that no rank trains or has a gradient of."""
         for parameter in parameters:
             self.travelling.pop(parameter, None)
+            if parameter.requires_grad:  # so that it may be freed
+                self._left[parameter] = self._all.pop(parameter)
 
     def name_of(self, parameter: torch.Tensor) -> str:
         """Returns its name in the model, for messages."""
