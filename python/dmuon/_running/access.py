@@ -1,4 +1,4 @@
-"""What a model's calls find its weights to be, and the refusals of calls at a wrong time."""
+"""The state of a model's weights, which refuses calls at a wrong time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dmuon import _C
 
 
 class Access:
-    """Where a model's weights are at this moment: sharded, whole, replaced by a mean, or on the host."""
+    """Knows if a model's weights are sharded, whole, replaced by a mean, or on the host."""
 
     def __init__(self, engine: _C.Engine) -> None:
         """Begins with the weights at their owners."""

@@ -83,7 +83,7 @@ class PlainGradients:
         engine: _C.Engine,
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        """Takes the model's `parameters`. Those are averaged that `add` names. Of the optimizer it reads the groups."""
+        """Takes the model's `parameters`, and averages those that `add` names. Reads the optimizer's groups."""
         ranks = dedication.ranks
         self._of_model, self._ranks, self._engine = list(parameters), ranks, engine
         self._parameters = PlainParameters(model, ranks, engine, optimizer)

@@ -11,7 +11,7 @@
 
 namespace dmuon::engine {
 
-/// Where each word of a step's norms is, on all ranks alike. First come [parameters, T] words of
+/// The places of the words of a step's norms, alike on all ranks. First come [parameters, T] words of
 /// parameters, T being the ranks of the tensor-parallel group, then [T, slots, 2] of each rank's
 /// part of the host framework's gradients. With tensor parallelism [T, slots] follow, of what each
 /// rank has of the host's gradients that all ranks of its slot have. The maxima are last.
