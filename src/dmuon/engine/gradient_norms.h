@@ -11,8 +11,8 @@
 
 namespace dmuon::engine {
 
-/// The places of the words of a step's norms, alike on all ranks. First come [parameters, T] words of
-/// parameters, T being the ranks of the tensor-parallel group, then [T, slots, 2] of each rank's
+/// The places of the words of a step's norms, alike on all ranks. First come [parameters, T] words
+/// of parameters, T being the ranks of the tensor-parallel group, then [T, slots, 2] of each rank's
 /// part of the host framework's gradients. With tensor parallelism [T, slots] follow, of what each
 /// rank has of the host's gradients that all ranks of its slot have. The maxima are last.
 struct NormWords {
