@@ -100,41 +100,6 @@ def test_tangents_pass_through_units():
 # ---- gradients of chosen inputs ----
 
 
-class Guided(Block):
-    """Follows the gradient of another block, and calls itself some times, before it reads its own weights."""
-
-    def __init__(self, other: Block, num_inner: int) -> None:
-        super().__init__()
-        self.other, self.num_inner, self.is_guided = [other], num_inner, True
-
-    def forward(self, x: torch.Tensor, depth: int = 0) -> torch.Tensor:
-        if self.is_guided and depth == 0:
-            with torch.enable_grad():
-                z = x.detach().requires_grad_()
-                (force,) = torch.autograd.grad(self.other[0](z).square().sum(), z)
-            x = x - force
-        return super().forward(self(x, depth + 1) if depth < self.num_inner else x)
-
-
-def guided(s: Session, num_inner: int, steps: list[bool]) -> None:
-    net = make()
-    net.blocks[1] = Guided(net.blocks[2], num_inner)
-    model = s.start(net, names=lambda name: name.endswith("weight"), units=None)
-    for step, is_guided in enumerate(steps):
-        model.blocks[1].is_guided = is_guided
-        s.backward(lambda model, rank, step=step: (model(drawn(step, rank)[0]) - drawn(step, rank)[1]).square().mean())
-        with torch.no_grad():
-            model(drawn(step, 0)[0])
-        s.step()
-
-
-@pytest.mark.parametrize("num_inner", [0, 1])
-@pytest.mark.parametrize("steps", [[True] * 3, [False, False, True, True, False, True]], ids=["always", "at times"])
-@pytest.mark.parametrize(("mesh", "schedule"), [((1,), AHEAD), ((2, 2), AHEAD), ((2, 2), NO_COPY), ((4,), KEPT)])
-def test_a_backward_inside_of_a_blocks_forward_leaves_the_block_its_weights(ranks, mesh, schedule, steps, num_inner):
-    check(ranks, guided, mesh, schedule=schedule, num_inner=num_inner, steps=steps)
-
-
 def chosen(s: Session, names: list[str], fsdp: bool) -> None:
     model = s.start(make(), names=lambda name: name.endswith("weight"), **({} if fsdp else {"units": None}))
     for step in range(4):

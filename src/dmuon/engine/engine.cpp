@@ -117,19 +117,12 @@ Engine::~Engine() { mesh().turn->give_up(this); }
 
 void Engine::open_forward(bool whole) {
   settle();
-  if (whole) open_uses_.forget_calls();  // of a forward that an interrupt has ended
+  open_uses_.forget_calls();  // of a forward that an interrupt has ended
   executor_.profile().set_phase(Phase::kForward);
   const bool trains = c10::GradMode::is_enabled();
   if (!trains) ++num_evaluations_;
   enter(trains ? "a training forward" : "an evaluation forward");
   resolver_.begin_forward(trains, whole);
-  keep_in_use();
-}
-
-// A backward inside of a call ends its forward's pass, and the call goes on in the next passes.
-void Engine::keep_in_use() {
-  for (const core::UnitIndex index : layout().units.indices())
-    resolver_.set_in_use(index, open_uses_.any(index));
 }
 
 // A rank that has evaluated alone may be found out in a later pass, so it says how often it has.
@@ -233,7 +226,6 @@ void Engine::open_backward() {
   finish_update();  // which reads the gradients that routes change, whatever stream awaited it
   // Another backward through the graph, such as one that creates a graph, reads kept weights again.
   resolver_.begin_backward(keeps_graph() && !options_.step.reshard_after_forward);
-  keep_in_use();
   ++num_backwards_;
   auto alive = std::make_shared<bool>(true);
   backward_ = alive;
@@ -290,7 +282,6 @@ void Engine::end_backward() {
 void Engine::close_backward(bool raised) {
   backward_.reset();
   open_uses_.forget_backwards();
-  keep_in_use();
   resolver_.end_backward();
   host_sums_.end_backward(backward_syncs_);
   if (!raised) placeholders_.give_gradients();

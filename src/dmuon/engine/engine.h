@@ -251,7 +251,6 @@ class Engine : private schedule::Performer {
   void before_backward(core::UnitIndex unit, Call& call);
   void after_backward(core::UnitIndex unit, Call& call);
   void open_forward(bool whole);
-  void keep_in_use();
   void enter(const char* pass);
   void open_backward();
   std::string why_no_second_order() const;

@@ -124,7 +124,6 @@ void Resolver::resolve(const Operation& operation) {
 }
 
 void Resolver::end_use(Progress* unit, const Operation& operation) {
-  if (unit->in_use) return;
   const bool keeps = keeps_weights_ && order_.current() == Pass::kBackward;
   if (!keeps && !options_.replicated) return reshard(unit, operation);
   unit->used = unit->trained = false;  // as if freed: whether a use is traced depends on it

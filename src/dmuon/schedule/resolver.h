@@ -66,8 +66,7 @@ inline constexpr int kMostRead = 4;
 /// - kAwaitWeights runs unless compute has waited since the buffer was filled.
 /// - kReshard runs if the buffer is filled. It also runs if stage 1 may still be in flight, which
 ///   reads the masters that the update is about to change. It never runs in a backward that keeps
-///   weights, nor while a call reads the unit, and for replicated weights only where a new version
-///   begins.
+///   weights, and for replicated weights only where a new version begins.
 /// - kRouteIntra runs after the unit's route that is still in flight has been finished.
 /// - kFinishRouteIntra runs if stage 1 of the unit's route is in flight; kFinishRouteInter if stage
 ///   2 is, after stage 1 has been finished.
@@ -102,9 +101,8 @@ class Resolver {
   ///                are one use.
   void before_use(core::UnitIndex unit, bool reader = false);
   /// Says if the unit's weights are being read, by a call or a backward whose end will be reported.
-  /// A replay deviates before it would free them, and the end of a pass spares them. Comes after
-  /// the report of what began, and before that of what has ended. A new pass reads nothing until it
-  /// is said again.
+  /// A replay deviates before it would free them. Comes after the report of what began, and before
+  /// that of what has ended. A new pass reads nothing.
   void set_in_use(core::UnitIndex unit, bool in_use) { units_.at(unit).in_use = in_use; }
   /// A reader's call, or its backward, is over, and the use that `end` ends with it if no other
   /// reader comes. A traced pass ends it when kMostRead other units are read, or at its own end.
