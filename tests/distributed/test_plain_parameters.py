@@ -332,6 +332,22 @@ def added_frozen(mesh: Any) -> None:
     s.train(1)
 
 
+@refused(AGREE + "'extra' of shape (3,), whose values have the checksum ", "; rank 1 has: 'extra'")
+def came_back_with_other_values(mesh: Any) -> None:
+    s = Session(mesh, REPLICATED)
+    s.start(make_gpt(depth=1), units=None)
+    extra = nn.Parameter(torch.ones(3))
+    s.model.extra = extra
+    s.opt.add_param_group({"params": [extra]})
+    s.train(0)
+    group, s.model.extra = s.opt.param_groups.pop(), None
+    s.train(1)
+    s.model.extra = extra
+    extra.data.fill_(float(rank_of(mesh)))
+    s.opt.param_groups.append(group)
+    s.train(2)
+
+
 @refused("Muon: model: 'extra': expected a real dtype, got torch.complex64", later=False)
 @refused("add_param_group: params: 'extra': expected a real dtype, got torch.complex64", later=True)
 def complex_parameter(mesh: Any, later: bool) -> None:

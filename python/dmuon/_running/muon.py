@@ -5,7 +5,6 @@ Longer than other files because torch.optim.Optimizer is one class, and much of 
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, overload
@@ -216,7 +215,7 @@ class Muon(torch.optim.Optimizer):
             self._runtime.plain.add(plain, is_agreed=not self._is_made)  # at Muon all ranks have compared them
             self._ungrouped.note_added(param_group["params"] if self._is_made else [])
             self._adamw.make_state([param_group], self.state)
-        self._runtime.step_agreement.members.update((id(p), weakref.ref(p)) for p in param_group["params"])
+        self._runtime.step_agreement.members.update(map(id, param_group["params"]))
 
     def _new_members(self, params: Any, algorithm: str) -> list[torch.Tensor]:
         """Returns the parameters of a new group. Raises ValueError if one is in a group or cannot be in this one."""
@@ -429,12 +428,11 @@ class Muon(torch.optim.Optimizer):
         runtime.step_agreement.torn.add("optimizer")  # if an interrupt comes
         # At once: nothing that may raise on some ranks alone comes between the check and the collective calls.
         write_state(runtime, loaded)
-        # Hooks before a load have run. The others run at the end, where the state is whole.
-        self._optimizer_load_state_dict_pre_hooks = OrderedDict()
-        self._optimizer_load_state_dict_post_hooks = OrderedDict()
         try:
+            # Hooks before a load have run. The others run at the end, where the state is whole.
+            self._optimizer_load_state_dict_pre_hooks = OrderedDict()
+            self._optimizer_load_state_dict_post_hooks = OrderedDict()
             super().load_state_dict({**state_dict, "state": loaded.by_torch, "param_groups": loaded.groups})
-            runtime.step_agreement.torn.discard("optimizer")
         finally:
             self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks = before, after
             for parameter, owned in self._matrix_states.made().items():
@@ -444,5 +442,6 @@ class Muon(torch.optim.Optimizer):
             for group in self._adamw_groups():
                 self._adamw.complete(group)
             self._adamw.make_state(self._adamw_groups(), self.state)
+        runtime.step_agreement.torn.discard("optimizer")
         for hook in after.values():
             hook(self)

@@ -29,7 +29,8 @@ class PlainParameters:
     def __init__(self, model: nn.Module, ranks: Ranks, engine: _C.Engine, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._ranks, self._engine, self._optimizer = weakref.ref(model), ranks, engine, optimizer
         self._all: dict[torch.Tensor, bool] = {}  # True if all ranks are known to have begun with the same values
-        self._left: MutableMapping[torch.Tensor, bool] = WeakTensorKeyDictionary()  # likewise, no rank trains them
+        # What groups and model have no more. Weak, so that it may be freed; values are compared if it comes back.
+        self._left: MutableMapping[torch.Tensor, bool] = WeakTensorKeyDictionary()
         self.travelling: dict[torch.Tensor, None] = {}  # as all ranks agreed last
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -83,8 +84,9 @@ class PlainParameters:
         """Lets gradients travel no more of parameters that no rank trains or has a gradient of."""
         for parameter in parameters:
             self.travelling.pop(parameter, None)
-            if parameter.requires_grad:  # so that it may be freed
-                self._left[parameter] = self._all.pop(parameter)
+            if parameter.requires_grad:  # so neither a group nor the model has it
+                del self._all[parameter]
+                self._left[parameter] = False
 
     def name_of(self, parameter: torch.Tensor) -> str:
         """Returns its name in the model, for messages."""

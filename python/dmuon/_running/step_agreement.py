@@ -28,8 +28,9 @@ _LOST = (
     "all micro-steps of the step."
 )
 _TORN = (
-    "dmuon: clip or step: the last step has failed or was interrupted, so some parameters may have its update and "
-    "others not. Expected: load_state_dict of the model and of the optimizer, or a new process that loads a checkpoint."
+    "dmuon: clip or step: the last step has failed or was interrupted, or a load of the optimizer was, so some "
+    "parameters may have its update, or its state, and others not. Expected: load_state_dict of the model and of the "
+    "optimizer, or a new process that loads a checkpoint."
 )
 _NO_MORE = (
     "dmuon: clip or step: a backward has raised, after which FSDP2 gives no gradients to the parameters of '{}' and "
@@ -48,7 +49,7 @@ class StepAgreement:
     optimizer: torch.optim.Optimizer  # its groups may come later
     rule: str  # of update, of all groups of matrices
     first_lrs: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)  # the constructor's, by algorithm
-    members: dict[int, Any] = dataclasses.field(default_factory=dict, init=False)  # weak, by id: groups have had them
+    members: set[int] = dataclasses.field(default_factory=set, init=False)  # ids of what groups have had
     after_step: AfterStep | None = dataclasses.field(default=None, init=False)
     torn: set[str] = dataclasses.field(default_factory=set, init=False)  # of "model", "optimizer": to be loaded
     had_open_gradients: bool = dataclasses.field(default=False, init=False)  # on any rank before the last message
@@ -232,8 +233,7 @@ class StepAgreement:
         group_of: dict[int, int] = {}
         for number, group in enumerate(self.optimizer.param_groups):
             for parameter in group["params"]:
-                is_known = self.members.get(id(parameter), lambda: None)() is parameter
-                if (first := group_of.setdefault(id(parameter), number)) != number or not is_known:
+                if (first := group_of.setdefault(id(parameter), number)) != number or id(parameter) not in self.members:
                     names = {id(p): f"'{name}'" for name, p in self.runtime.model.named_parameters()}
                     name = names.get(id(parameter), f"one of shape {tuple(parameter.shape)}")
                     raise ValueError(

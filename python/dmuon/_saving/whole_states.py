@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -41,9 +43,10 @@ def whole_states(*objects: Any) -> Iterator[None]:
             raise ValueError(f"whole_states: objects[{number}]: expected one with a state_dict(), got {shown(given)}")
     with contextlib.ExitStack() as stack:
         for given in map(unwrapped, objects):
-            held = _Held.of(given)
+            held = _Held(given)
             parts = list(given.named_modules())[1:] if isinstance(given, nn.Module) else []
-            for holder, state in [(given, held), *((module, held.part(clean_name(path))) for path, module in parts)]:
+            states = [(given, held), *((module, functools.partial(held.of_part, path)) for path, module in parts)]
+            for holder, state in states:
                 own = {key: method for key, method in vars(holder).items() if key == "state_dict"}
                 holder.__dict__["state_dict"] = state
                 stack.callback(vars(holder).update, own)  # callbacks run last to first
@@ -54,14 +57,10 @@ def whole_states(*objects: Any) -> Iterator[None]:
 class _Held:
     """In place of the method `state_dict` of an object: returns what that method returned, with whole tensors."""
 
-    def __init__(self, state: dict[str, Any], versions: dict[str, Any] | None) -> None:
-        self._state, self._versions = state, versions  # the latter of modules, by path
-
-    @classmethod
-    def of(cls, given: Any) -> _Held:
+    def __init__(self, given: Any) -> None:
         """Calls the method. Collective."""
         state = given.state_dict()
-        versions = getattr(state, "_metadata", None)
+        self._versions = getattr(state, "_metadata", None)  # of modules, by path
         is_first = not dist.is_initialized() or dist.get_rank() == 0
 
         def whole(value: torch.Tensor) -> torch.Tensor | None:
@@ -70,17 +69,16 @@ class _Held:
             return full.to("cpu", copy=True) if is_first else None
 
         state = tree_map_only(torch.Tensor, whole, state)
-        return cls(dict(state) if is_first else {}, versions)
+        self._state = dict(state) if is_first else {}
 
-    def part(self, path: str) -> _Held:
-        """Returns the same of a module inside."""
-        prefix = f"{path}."
-
-        def below(entries: dict[str, Any]) -> dict[str, Any]:
-            return {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
-
-        own = {"": self._versions[path]} if self._versions and path in self._versions else {}
-        return _Held(below(self._state), own | below(self._versions or {}))
+    def of_part(self, path: str, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        """Likewise of a module inside. Some wrappers leave no trace in the keys."""
+        found = copy.copy(self)
+        below = f"{path if any(key.startswith(f'{path}.') for key in self._state) else clean_name(path)}."
+        found._state = {key.removeprefix(below): value for key, value in self._state.items() if key.startswith(below)}
+        versions = {f"{key}.": of for key, of in (self._versions or {}).items()}
+        found._versions = {k.removeprefix(below)[:-1]: of for k, of in versions.items() if k.startswith(below)}
+        return found(destination=destination, prefix=prefix)
 
     def __call__(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
         """Like `nn.Module.state_dict`, which a module around this one calls, and like an optimizer's."""
