@@ -212,8 +212,9 @@ class PlainGradients:
         present = [1.0] * len(backward.parameters) if backward.present is None else backward.present.tolist()
         dropped = [p for p, ranks in zip(backward.parameters, present, strict=True) if ranks == 0]
         self._parameters.drop(dropped)
-        for parameter in dropped if self._places else ():
-            self._places.pop(parameter, None)
+        if self._places is not None:
+            for parameter in dropped:
+                self._places.pop(parameter, None)
         if backward.places is not None:
             found = zip(_large_of(backward.parameters), backward.places.tolist(), strict=True)
             self._places = {parameter: place for parameter, place in found if 0 <= place < _NEVER}
