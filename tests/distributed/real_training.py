@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 import transformers
 from cut import Cut
+from logged import logged
 from models import weights_of_plain
 from real_models import BUILD
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -174,13 +174,7 @@ def told_of_an_adapter(mesh: Any, name: str, target: str) -> list[str]:
     model = made(name)
     optimizer = start(mesh, model)
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=[target], r=2), model)
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("dmuon").addHandler(handler)
-    try:
+    with logged() as messages:
         loss_of(name, model, 0, *place_of(mesh)).backward()
         optimizer.step()
-    finally:
-        logging.getLogger("dmuon").removeHandler(handler)
     return [message for message in messages if "no group of the optimizer has" in message]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 import torch.nn as nn
 from checkpoints import MODELS, loss, sharded
 from default_device import own_random_numbers
+from logged import logged
 from models import batch, loss_of, make_gpt
 from pool import make_mesh
 from refusals import REFUSED, Refusals, expect_refusal
@@ -189,26 +189,23 @@ def test_what_cannot_leave_its_shards_is_refused(ranks, program, options, words)
 
 def of_before(mesh: Any, argument: str) -> list[str]:
     """Errors, or else warnings, of parameters taken from the model before fully_shard."""
-    model, messages = make_gpt(depth=1), []
+    model = make_gpt(depth=1)
     former = dict(model.named_parameters())
     shard(model, mesh)
     dedicate(model, None, AHEAD)
     opt = dmuon.Muon(model, lr=0.02) if argument == "add_param_group" else None
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("dmuon").addHandler(handler)
-    for name in ("blocks.0.up.weight", "blocks.0.up.bias"):
-        try:
-            if opt is not None:
-                opt.add_param_group({"params": former[name]})
-            else:
-                dmuon.Muon(model, **{argument: [{"params": former[name]}]})
-        except ValueError as error:
-            messages.append(str(error))
-    if opt is not None:
-        loss_of(model, batch(0)).backward()
-        opt.step()
-    logging.getLogger("dmuon").removeHandler(handler)
+    with logged() as messages:
+        for name in ("blocks.0.up.weight", "blocks.0.up.bias"):
+            try:
+                if opt is not None:
+                    opt.add_param_group({"params": former[name]})
+                else:
+                    dmuon.Muon(model, **{argument: [{"params": former[name]}]})
+            except ValueError as error:
+                messages.append(str(error))
+        if opt is not None:
+            loss_of(model, batch(0)).backward()
+            opt.step()
     return messages
 
 

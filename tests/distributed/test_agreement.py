@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import logging
 import time
 from typing import Any
 
@@ -14,6 +13,7 @@ from dmuon._setup import resolve_ranks as ranks_module
 from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.ranks import Ranks
 from dmuon._setup.resolve_ranks import resolve_ranks
+from logged import logged
 from torch.distributed.device_mesh import DeviceMesh
 
 import dmuon
@@ -175,18 +175,12 @@ def test_a_mesh_with_a_dimension_of_another_parallelism_is_refused(ranks):
 
 def said_of_names(mesh: Any) -> list[list[str]]:
     """What dmuon logs of meshes with these names."""
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.addFilter(lambda record: "by position" in record.getMessage())
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     found = []
     for names in MESH_NAMES:
         named = DeviceMesh(mesh.device_type, mesh.mesh if len(names) == 2 else range(4), mesh_dim_names=names)
-        logging.getLogger("dmuon").addHandler(handler)
-        dmuon.dedicate_params(nn.Linear(4, 4), named)
-        logging.getLogger("dmuon").removeHandler(handler)
-        found.append([*said])
-        said.clear()
+        with logged() as said:
+            dmuon.dedicate_params(nn.Linear(4, 4), named)
+        found.append([message for message in said if "by position" in message])
     return found
 
 
@@ -199,19 +193,15 @@ def test_a_mesh_whose_names_contradict_the_positions_is_warned_of_at_slot_0(rank
 
 
 def said_of_late_ranks(mesh: Any, late: tuple[int, ...]) -> list[str]:
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("dmuon").addHandler(handler)
     slow_s, ranks_module._SLOW_S = ranks_module._SLOW_S, 0.3 if late else 60.0
     try:
-        torch.distributed.barrier()
-        if torch.distributed.get_rank() in late:
-            time.sleep(1.5)
-        _ranks(mesh)
+        with logged() as said:
+            torch.distributed.barrier()
+            if torch.distributed.get_rank() in late:
+                time.sleep(1.5)
+            _ranks(mesh)
     finally:
         ranks_module._SLOW_S = slow_s
-        logging.getLogger("dmuon").removeHandler(handler)
     return said
 
 

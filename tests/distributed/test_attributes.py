@@ -126,7 +126,7 @@ def test_attributes_of_parameters_outlive_set_up(ranks, start):
 
 
 def of_a_dtensor(mesh: Any, name: str) -> dict[str, str]:
-    """What the error about an attribute that a DTensor has says, of a matrix at each moment and of its gradient."""
+    """Returns what the errors say about an attribute that a DTensor has, of a matrix and of its gradient."""
     model, said = make_gpt(depth=2), {}
 
     def ask(when: str, tensor: Any) -> None:

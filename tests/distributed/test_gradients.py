@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 import torch.nn as nn
 from dmuon._setup.placeholder import OwnedTensor
+from logged import logged
 from models import Matrices, batch, loss_of, make_gpt, square_loss
 from scenario import Session, check, language_loss
 from training import AHEAD, FAR_AHEAD, KEPT, KEPT_NO_COPY, NO_COPY, ON_DEMAND, dedicate
@@ -106,23 +106,19 @@ def test_requires_grad_may_change_between_steps(ranks):
 
 def warnings_of_unfrozen(mesh: Any, add: bool) -> list[str]:
     """What dmuon logs in three steps when a layer that was frozen at set-up is unfrozen after the first."""
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     model = make_gpt(depth=2)
     model.blocks[1].requires_grad_(False)
     dedicate(model, mesh, AHEAD)
     opt = dmuon.Muon(model)
-    logging.getLogger("dmuon").addHandler(handler)
-    for step in range(3):
-        if step == 1:
-            model.blocks[1].requires_grad_(True)
-            if add:
-                opt.add_param_group({"params": list(model.blocks[1].parameters())})
-        loss_of(model, batch(step)).backward()
-        opt.step()
-        opt.zero_grad()
-    logging.getLogger("dmuon").removeHandler(handler)
+    with logged() as messages:
+        for step in range(3):
+            if step == 1:
+                model.blocks[1].requires_grad_(True)
+                if add:
+                    opt.add_param_group({"params": list(model.blocks[1].parameters())})
+            loss_of(model, batch(step)).backward()
+            opt.step()
+            opt.zero_grad()
     return [message for message in messages if "frozen" in message]
 
 

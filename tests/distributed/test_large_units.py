@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
 import torch.nn as nn
 from dmuon._running import start
+from logged import logged
 from models import Block, Gpt, make_gpt
 from torch.distributed.fsdp import fully_shard
 from training import AHEAD, dedicate
@@ -42,17 +42,12 @@ def warnings(mesh: Any, way: str, least: int = 0) -> list[str]:
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("dmuon")
-    logger.addHandler(handler)
     own, start._LEAST_LARGE_UNIT = start._LEAST_LARGE_UNIT, least
     try:
-        dmuon.Muon(model)
+        with logged() as said:
+            dmuon.Muon(model)
     finally:
         start._LEAST_LARGE_UNIT = own
-        logger.removeHandler(handler)
     return said
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,6 +23,7 @@ from checkpoints import (
     trained_by_torch,
     unlike,
 )
+from logged import logged
 from models import make_gpt
 from plans import every_matrix_of
 from scenario import LossOf, Session, check, language_loss
@@ -226,7 +226,7 @@ def test_a_flattened_state_brings_hyperparameters_and_skipped_steps(ranks, tmp_p
 
 
 def loaded_without_a_block(mesh: Any, frozen: bool) -> tuple[list[str], list[str]]:
-    """The matrices without momentum after torch has loaded a state without that of a block; and what dmuon logs."""
+    """Loads a state in which a block has none. Returns the matrices without momentum, and what dmuon logs."""
     model, opt = started(mesh, make_gpt(depth=2))
     train(mesh, model, opt, range(SAVED))
     state = dsd.get_optimizer_state_dict(model, opt)
@@ -236,12 +236,8 @@ def loaded_without_a_block(mesh: Any, frozen: bool) -> tuple[list[str], list[str
         model.blocks[1].requires_grad_(False)
     else:
         state["state"] = {name: of for name, of in state["state"].items() if not name.startswith("blocks.1")}
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("dmuon").addHandler(handler)
-    dsd.set_optimizer_state_dict(model, opt, state, options=dsd.StateDictOptions(strict=frozen))
-    logging.getLogger("dmuon").removeHandler(handler)
+    with logged() as messages:
+        dsd.set_optimizer_state_dict(model, opt, state, options=dsd.StateDictOptions(strict=frozen))
     model.blocks[1].requires_grad_(True)
     states = full_state(model, opt)["optimizer"]["state"]
     momenta = {name: of["momentum_buffer"] for name, of in states.items() if "momentum_buffer" in of}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
 import torch
 import torch.nn as nn
+from logged import logged
 from models import batch, loss_of, make_gpt
 from refusals import rank_of, ready
 from training import AHEAD, KEPT, dedicate, shard
@@ -85,9 +85,6 @@ def warned(
     `on`: the ranks whose model changes.
     """
     torch.manual_seed(0)
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     model = make_gpt(depth=2)
     dedicate(model, mesh, schedule)
     if fsdp:
@@ -100,22 +97,21 @@ def warned(
         num_walks += 1
         return walk(*args, **kwargs)
 
-    logging.getLogger("dmuon").addHandler(handler)
-    by_step = []
-    for step in range(5):
-        if step == 2 and rank_of(mesh) in on:
-            change(model, opt)
-        if step == 4 and change is frozen_adapter:
-            model.requires_grad_(True)
-        model(batch(step)[:, :-1])  # an evaluation, of which weights might be left
-        loss_of(model, batch(step)).backward()
-        model.named_parameters = counted  # type: ignore[method-assign]
-        opt.step()
-        del model.named_parameters
-        opt.zero_grad()
-        by_step.append([message for message in messages if "no group" in message])
-        messages.clear()
-    logging.getLogger("dmuon").removeHandler(handler)
+    with logged() as messages:
+        by_step = []
+        for step in range(5):
+            if step == 2 and rank_of(mesh) in on:
+                change(model, opt)
+            if step == 4 and change is frozen_adapter:
+                model.requires_grad_(True)
+            model(batch(step)[:, :-1])  # an evaluation, of which weights might be left
+            loss_of(model, batch(step)).backward()
+            model.named_parameters = counted  # type: ignore[method-assign]
+            opt.step()
+            del model.named_parameters
+            opt.zero_grad()
+            by_step.append([message for message in messages if "no group" in message])
+            messages.clear()
     return by_step, num_walks
 
 
@@ -190,17 +186,14 @@ def test_what_came_frozen_and_is_unfrozen_later_is_named_too(ranks):
 def of_a_loss(mesh: Any, used_on: list[int]) -> list[str]:
     """Warnings of the steps after AdamW got a parameter that the model lacks, which some ranks' losses use."""
     model, opt = ready(mesh)
-    scale, messages = nn.Parameter(torch.ones(41)), []
+    scale = nn.Parameter(torch.ones(41))
     opt.add_param_group({"params": [scale]})
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("dmuon").addHandler(handler)
-    for step in range(2):
-        loss = loss_of(model, batch(step))
-        (loss + scale.square().mean() if rank_of(mesh) in used_on else loss).backward()
-        opt.step()
-        opt.zero_grad()
-    logging.getLogger("dmuon").removeHandler(handler)
+    with logged() as messages:
+        for step in range(2):
+            loss = loss_of(model, batch(step))
+            (loss + scale.square().mean() if rank_of(mesh) in used_on else loss).backward()
+            opt.step()
+            opt.zero_grad()
     return messages
 
 

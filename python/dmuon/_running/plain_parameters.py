@@ -29,8 +29,8 @@ class PlainParameters:
     def __init__(self, model: nn.Module, ranks: Ranks, engine: _C.Engine, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._ranks, self._engine, self._optimizer = weakref.ref(model), ranks, engine, optimizer
         self._all: dict[torch.Tensor, bool] = {}  # True if all ranks are known to have begun with the same values
-        # What groups and model have no more. Weak, so that it may be freed; values are compared if it comes back.
-        self._left: MutableMapping[torch.Tensor, bool] = WeakTensorKeyDictionary()
+        # Neither a group nor the model has these any more. Weak, so that they may be freed.
+        self._left: MutableMapping[torch.Tensor, None] = WeakTensorKeyDictionary()
         self.travelling: dict[torch.Tensor, None] = {}  # as all ranks agreed last
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -57,8 +57,10 @@ class PlainParameters:
         """
         if left := list(self._left):
             trained = self.trained(left)
-            back = [parameter for parameter in left if parameter in trained or parameter.grad is not None]
-            self._all.update((parameter, self._left.pop(parameter)) for parameter in back)
+            for parameter in left:
+                if parameter in trained or parameter.grad is not None:
+                    del self._left[parameter]
+                    self._all[parameter] = False  # other values may have come since
         # AdamW reads the gradients of frozen parameters too.
         now = [p for p in self._all if p in self.travelling or p.requires_grad or p.grad is not None]
         if len(now) == len(self.travelling):
@@ -86,7 +88,7 @@ class PlainParameters:
             self.travelling.pop(parameter, None)
             if parameter.requires_grad:  # so neither a group nor the model has it
                 del self._all[parameter]
-                self._left[parameter] = False
+                self._left[parameter] = None
 
     def name_of(self, parameter: torch.Tensor) -> str:
         """Returns its name in the model, for messages."""

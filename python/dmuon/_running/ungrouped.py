@@ -83,7 +83,7 @@ class UngroupedParameters:
         """
         self._warn_of_foreign()
         if self._num_grouped != (num_grouped := sum(len(group["params"]) for group in groups)):
-            self._num_grouped, self._walked_at, self._trained = num_grouped, None, set(self._named)
+            self._num_grouped, self._walked_at, self._trained = num_grouped, None, set()
         if self._walked_at != (registered := _registrations().total()):
             self._walked_at = registered
             self._runtime.show_placeholders()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 import torch.nn as nn
@@ -42,7 +42,7 @@ def find_heads(model: nn.Module, embeddings: Collection[nn.Parameter]) -> dict[i
     for weight in embeddings:  # some models return these
         heads.pop(id(weight), None)
     if not heads:
-        named = _last_of_sequentials(outside, projections, lambda name: name == "output")
+        named = _last_of_sequentials(outside, projections, named_output=True)
         heads = {id(weight): f"output head, by its name '{path}'" for path, weight in named}
     if heads or not projections:
         return heads
@@ -54,7 +54,7 @@ def find_heads(model: nn.Module, embeddings: Collection[nn.Parameter]) -> dict[i
 
 
 def _originals(model: nn.Module) -> set[nn.Module]:
-    """Returns the frozen modules of which PEFT trains copies, with all modules inside."""
+    """Returns the frozen modules, with all inside, in whose place PEFT trains copies."""
     return {
         inner
         for wrapper in model.modules()
@@ -115,19 +115,16 @@ def _by_name(
         if weight is not None and weight.ndim == 2 and _named_as_head(path):
             yield _plain(path), weight
     # "output" may also be a part of a hand-written block, outside of a list.
-    yield from _last_of_sequentials(outside, projections, lambda name: name != "output")
+    yield from _last_of_sequentials(outside, projections, named_output=False)
 
 
 def _last_of_sequentials(
-    outside: list[tuple[str, nn.Module]], projections: list[tuple[str, torch.Tensor]], counts: Callable[[str], bool]
+    outside: list[tuple[str, nn.Module]], projections: list[tuple[str, torch.Tensor]], named_output: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the last projection of each Sequential named as a head whose name `counts`."""
+    """Yields the last projection of each Sequential called "output", or of those with other names of heads."""
     for path, module in outside:
-        if (
-            isinstance(module, nn.Sequential)
-            and _named_as_head(path)
-            and counts(_plain(path).rpartition(".")[2].lower())
-        ):
+        is_output = _plain(path).rpartition(".")[2].lower() == "output"
+        if isinstance(module, nn.Sequential) and _named_as_head(path) and is_output == named_output:
             yield from ((_plain(where), last) for where, last in _within(path, projections)[-1:])
 
 
