@@ -213,7 +213,7 @@ def test_added_parameters_train_from_the_next_backward_on(ranks, mesh, schedule,
         assert norms == pytest.approx(expected, rel=1e-4)
 
 
-def came_and_went(s: Session, size: int, stays: bool) -> None:
+def came_and_went(s: Session, size: int, stays: bool, freezes: bool) -> None:
     """Parameters leave their group and, unless they stay, the model: other optimizers may train what stays."""
     s.start(make_gpt(depth=2), units=None)
     optimizer = s.opt.adamw if s.reference else s.opt
@@ -235,6 +235,8 @@ def came_and_went(s: Session, size: int, stays: bool) -> None:
             s.step()
             s.notes.append([p.grad.clone() for p in parameters])
             s.model.adapter.zero_grad()
+        if freezes:
+            _freeze(parameters, True)
         refs = [weakref.ref(parameter) for parameter in parameters]
         parameter, parameters, s.model.adapter = None, [], None
         s.train(step + 1, step + 2)
@@ -242,13 +244,37 @@ def came_and_went(s: Session, size: int, stays: bool) -> None:
         assert s.reference or not any(ref() is not None for ref in refs)
 
 
-@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize(("stays", "freezes"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("size", [12, 600])
 @pytest.mark.parametrize(("mesh", "schedule"), MESHES)
-def test_parameters_that_have_left_are_freed(ranks, mesh, schedule, size, stays):
-    *notes, expected = check(ranks, came_and_went, mesh, schedule=schedule, size=size, stays=stays)
+def test_parameters_that_have_left_are_freed(ranks, mesh, schedule, size, stays, freezes):
+    *notes, expected = check(ranks, came_and_went, mesh, schedule=schedule, size=size, stays=stays, freezes=freezes)
     for gradients in notes:
         torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
+
+
+def replaced_head(s: Session) -> None:
+    """The model's head of the start makes room for another."""
+    s.start(make_gpt(depth=2), units=None)
+    s.train(0)
+    optimizer = s.opt.adamw if s.reference else s.opt
+    old = weakref.ref(s.model.head.weight)
+    for group in optimizer.param_groups:
+        group["params"] = [parameter for parameter in group["params"] if parameter is not old()]
+    optimizer.state.pop(old(), None)
+    values = old().detach().flip(0)
+    s.model.head = nn.Linear(s.model.head.in_features, s.model.head.out_features, bias=False)
+    s.model.head.weight.data.copy_(values)
+    s.initial["head.weight"] = s.model.head.weight.detach().clone()
+    optimizer.add_param_group({"params": [s.model.head.weight]})
+    s.train(1, 2)
+    gc.collect()
+    assert s.reference or old() is None
+
+
+@pytest.mark.parametrize(("mesh", "schedule"), [*MESHES, ((1,), AHEAD)])
+def test_a_replaced_head_is_freed(ranks, mesh, schedule):
+    check(ranks, replaced_head, mesh, schedule=schedule)
 
 
 def taking_turns(s: Session, of_model: bool, another: bool) -> None:
@@ -283,6 +309,40 @@ def taking_turns(s: Session, of_model: bool, another: bool) -> None:
 @pytest.mark.parametrize(("mesh", "schedule"), MESHES)
 def test_parameters_that_come_back_are_averaged_again(ranks, mesh, schedule, of_model, another):
     *notes, expected = check(ranks, taking_turns, mesh, schedule=schedule, of_model=of_model, another=another)
+    for values in notes:
+        torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-6)
+
+
+def away_apart(s: Session) -> None:
+    """Rank 1 takes parameters away, the others freeze them. Then all have them again."""
+    s.start(make_gpt(depth=2), units=None)
+    optimizer = s.opt.adamw if s.reference else s.opt
+    s.model.adapter = adapter = Adapted(12)
+    optimizer.add_param_group({"params": list(adapter.parameters())})
+
+    def loss(model: nn.Module, rank: int) -> torch.Tensor:
+        return language_loss(0, s.size)(model, rank) + (1 + rank) * adapter()
+
+    s.backward(loss)
+    s.step()
+    adapter.zero_grad()
+    group = optimizer.param_groups.pop()
+    if not s.reference and s.rank == 1:
+        s.model.adapter = None
+    else:
+        adapter.requires_grad_(False)
+    s.train(1)
+    s.model.adapter = adapter.requires_grad_(True)
+    optimizer.param_groups.append(group)
+    s.backward(loss)
+    s.step()
+    s.model.adapter = None
+    s.notes.append([parameter.detach().clone() for parameter in adapter.parameters()])
+
+
+@pytest.mark.parametrize(("mesh", "schedule"), MESHES)
+def test_parameters_that_left_in_different_ways_come_back(ranks, mesh, schedule):
+    *notes, expected = check(ranks, away_apart, mesh, schedule=schedule)
     for values in notes:
         torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-6)
 
@@ -346,6 +406,29 @@ def came_back_with_other_values(mesh: Any) -> None:
     extra.data.fill_(float(rank_of(mesh)))
     s.opt.param_groups.append(group)
     s.train(2)
+
+
+@refused("expected parameters that opt.add_param_group has added and no other group has, got 'extra'")
+def put_into_a_group_by_hand(mesh: Any) -> None:
+    """Where parameters of a group lay in memory that have been freed since."""
+    s = Session(mesh, REPLICATED)
+    s.start(make_gpt(depth=1), units=None)
+    s.opt.add_param_group({"params": [nn.Parameter(torch.ones(3)) for _ in range(50)]})
+    s.train(0)
+    former = s.opt.param_groups.pop()
+    places = {id(parameter) for parameter in former["params"]}
+    for parameter in former.pop("params"):
+        s.opt.state.pop(parameter, None)
+    del parameter
+    s.train(1, 2)
+    gc.collect()
+    extra = []
+    while not extra or id(extra[-1]) not in places:
+        extra.append(nn.Parameter(torch.ones(3)))
+        assert len(extra) < 100_000
+    s.model.extra = extra[-1]
+    s.opt.param_groups.append({**former, "params": [s.model.extra]})
+    s.train(3)
 
 
 @refused("Muon: model: 'extra': expected a real dtype, got torch.complex64", later=False)

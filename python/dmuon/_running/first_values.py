@@ -35,7 +35,8 @@ class FirstValues:
         self._runtime, self._meta_start = runtime, dedication.meta_start
         self._syncs = dedication.across_ranks.sync_from_rank0
         leaves = [leaf.parameter for leaf in runtime.leaves] if self._syncs or self._meta_start else []
-        travelling = [*leaves, *(runtime.plain if self._syncs else [])]
+        self._plain = runtime.plain_of(runtime.model.parameters()) if self._syncs else []
+        travelling = [*leaves, *self._plain]
         most = max((tensor.numel() * tensor.element_size() for tensor in travelling), default=0)
         self._spare = torch.empty(most, dtype=torch.uint8, device="cpu")
         self._failure: Exception | None = None
@@ -71,7 +72,7 @@ class FirstValues:
                 with self._attempt():
                     runtime.transfers.scatter(index, MASTER, leaf.local())
             leaf.parameter = runtime.placeholders[index]  # from here on only the owner has the values
-        for parameter in runtime.plain if self._syncs else ():
+        for parameter in self._plain:
             own = local_part(parameter)
             first, those = (ranks.everyone[0], ranks.everyone)
             if isinstance(parameter, DTensor) and not parameter.placements[0].is_replicate():

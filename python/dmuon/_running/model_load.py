@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn as nn
@@ -51,7 +52,7 @@ class ModelLoad:
         self._prefix, self._errors = "", list[str]()
         parts = [module for module in model.modules() if module is not model and module._parameters]
         of_part = HookOfModel(self._before_load_of_module)
-        self._hooks = {part: part.register_load_state_dict_pre_hook(of_part).id for part in parts}
+        self._hooks = WeakKeyDictionary({part: part.register_load_state_dict_pre_hook(of_part).id for part in parts})
         self._hooks[model] = model.register_load_state_dict_pre_hook(self._before_load).id
         handle = model.register_load_state_dict_post_hook(self._after_load)
         model._load_state_dict_post_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]

@@ -43,7 +43,6 @@ from dmuon._setup.hyperparameters import (
 from dmuon._setup.members import Members
 from dmuon._setup.routing_table import RoutingTable, with_frozen
 from dmuon._setup.shown import shown
-from dmuon._setup.tensor_parallel import is_sharded
 from dmuon._setup.wrappers import plain_module
 
 
@@ -171,6 +170,7 @@ class Muon(torch.optim.Optimizer):
             super().__init__([*of_muon, *of_adamw], {**muon})
             self.state.update(self._matrix_states.made())
         self._is_made = True
+        dedication.known.clear()  # else it would hold modules that leave the model
         dedication.runtime = self._runtime  # last, so that no call goes on with a half-made optimizer
 
     # ---- groups ----
@@ -210,12 +210,12 @@ class Muon(torch.optim.Optimizer):
             param_group.clear()
             param_group.update(before)
             raise
+        plain = self._runtime.plain_of(param_group["params"])
+        self._runtime.step_agreement.members.update(set(param_group["params"]).difference(plain))
         if algorithm == "adamw":
-            plain = (p for p in param_group["params"] if not is_sharded(p, self._runtime.ranks))
             self._runtime.plain.add(plain, is_agreed=not self._is_made)  # at Muon all ranks have compared them
             self._ungrouped.note_added(param_group["params"] if self._is_made else [])
             self._adamw.make_state([param_group], self.state)
-        self._runtime.step_agreement.members.update(map(id, param_group["params"]))
 
     def _new_members(self, params: Any, algorithm: str) -> list[torch.Tensor]:
         """Returns the parameters of a new group. Raises ValueError if one is in a group or cannot be in this one."""

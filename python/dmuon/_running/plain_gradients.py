@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import gc
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -78,14 +78,13 @@ class PlainGradients:
     def __init__(
         self,
         model: nn.Module,
-        parameters: Iterable[torch.Tensor],
         dedication: Dedication,
         engine: _C.Engine,
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        """Takes the model's `parameters`, and averages those that `add` names. Reads the optimizer's groups."""
+        """Averages the parameters that `add` names. Reads the optimizer's groups."""
         ranks = dedication.ranks
-        self._of_model, self._ranks, self._engine = list(parameters), ranks, engine
+        self._ranks, self._engine = ranks, engine
         self._parameters = PlainParameters(model, ranks, engine, optimizer)
         self._reduce_dtype = dedication.mp_policy.reduce_dtype
         self._group = made_slots_group(ranks)
@@ -109,28 +108,29 @@ class PlainGradients:
         calls = (WeakCall(call, self, gone=_GONE) for call in (PlainGradients._send_early, PlainGradients._average))
         self._engine.set_other_gradients(*calls)
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        """The plain parameters of the model and of all groups."""
-        known = set(self._of_model)
-        return iter([*self._of_model, *(parameter for parameter in self._parameters if parameter not in known)])
+    def __contains__(self, parameter: torch.Tensor) -> bool:
+        return parameter in self._parameters
 
     def add(self, parameters: Iterable[torch.Tensor], is_agreed: bool) -> None:
         """Adds the plain parameters of a group of AdamW's. `is_agreed` is as for `PlainParameters.add`."""
+        changes = self._ranks.num_slots > 1 or self._scale != 1  # else a gradient is its mean
         for parameter in parameters:
-            if parameter in self._parameters or self._ranks.num_slots == self._scale == 1:
-                continue
-            self._parameters.add(parameter, is_agreed)
-            is_trainable = parameter.requires_grad
-            if parameter.is_floating_point():
-                parameter.requires_grad_(True)  # frozen parameters allow no hooks
-                parameter.register_post_accumulate_grad_hook(WeakCall(PlainGradients._arrived, self))
-                # Their mean over the slots becomes the sum over the divide factor. At the source, so that sums of
-                # micro-steps, norms and momentum all have one size.
-                if self._scale != 1:
-                    parameter.register_hook(functools.partial(torch.mul, other=self._scale))
-                for large in _large_of([parameter]):  # others leave when all have come
-                    parameter.register_hook(WeakCall(PlainGradients._arrives, self, weakref.ref(large)))
-                parameter.requires_grad_(is_trainable)
+            if parameter not in self._parameters:
+                self._parameters.add(parameter, is_agreed and changes)
+                if changes and parameter.is_floating_point():
+                    self._hook(parameter)
+
+    def _hook(self, parameter: torch.Tensor) -> None:
+        is_trainable = parameter.requires_grad
+        parameter.requires_grad_(True)  # frozen parameters allow no hooks
+        parameter.register_post_accumulate_grad_hook(WeakCall(PlainGradients._arrived, self))
+        # Their mean over the slots becomes the sum over the divide factor. At the source, so that sums of micro-steps,
+        # norms and momentum all have one size.
+        if self._scale != 1:
+            parameter.register_hook(functools.partial(torch.mul, other=self._scale))
+        for large in _large_of([parameter]):  # others leave when all have come
+            parameter.register_hook(WeakCall(PlainGradients._arrives, self, weakref.ref(large)))
+        parameter.requires_grad_(is_trainable)
 
     def has_open(self) -> bool:
         """True if this rank has open gradients."""
@@ -159,7 +159,9 @@ class PlainGradients:
         finally:
             self._num_averages += 1
             finds_anew = self._num_averages.bit_count() == 1  # ever more rarely: most are open for another reason
-            self._places = None if finds_anew else places
+            travelling = self._parameters.travelling
+            kept = {parameter: place for parameter, place in (places or {}).items() if parameter in travelling}
+            self._places = None if finds_anew or places is None else kept
 
     @torch.no_grad()
     def _average(self, raised: bool = False) -> None:

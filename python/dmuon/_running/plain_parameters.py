@@ -15,35 +15,44 @@ from dmuon import _C
 from dmuon._running.blocking import blocking_message
 from dmuon._setup.agreement import agreement
 from dmuon._setup.checksum import checksum
+from dmuon._setup.members import is_swapped
 from dmuon._setup.place import clean_name
 from dmuon._setup.ranks import Ranks
 
 
 class PlainParameters:
-    """The plain parameters of AdamW's groups, in one order on all ranks. The gradients of those that train travel.
+    """The plain parameters that AdamW's groups have had, as far as they live. The gradients of those that train travel.
 
-    Iterating goes through all of them that live. If ranks freeze different parameters, or take different ones out of
-    groups and model, those that train on any rank go on travelling, and missing gradients count as zeros.
+    If ranks freeze different parameters, or take different ones out of groups and model, those that train on any rank
+    go on travelling, and missing gradients count as zeros.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, engine: _C.Engine, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._ranks, self._engine, self._optimizer = weakref.ref(model), ranks, engine, optimizer
-        self._all: dict[torch.Tensor, bool] = {}  # True if all ranks are known to have begun with the same values
-        # Neither a group nor the model has these any more. Weak, so that they may be freed.
-        self._left: MutableMapping[torch.Tensor, None] = WeakTensorKeyDictionary()
-        self.travelling: dict[torch.Tensor, None] = {}  # as all ranks agreed last
+        self._num_added = 0
+        # Parameters, each with its number, which gives all ranks one order.
+        self.travelling: dict[torch.Tensor, int] = {}  # as all ranks agreed last
+        self._idle: MutableMapping[torch.Tensor, int] = WeakTensorKeyDictionary()  # so that they may be freed
+        self._idle_swapped: dict[torch.Tensor, int] = {}  # may have no weak references, see is_swapped
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return itertools.chain(self._all, self._left)
+        return itertools.chain(self.travelling, self._idle, self._idle_swapped)
 
     def __contains__(self, parameter: torch.Tensor) -> bool:
-        return parameter in self._all or parameter in self._left
+        return any(parameter in some for some in (self.travelling, self._idle, self._idle_swapped))
 
     def add(self, parameter: torch.Tensor, is_agreed: bool) -> None:
         """Adds a parameter. Its gradient may travel at once if all ranks are known to have it with the same values."""
-        self._all[parameter] = is_agreed
-        if is_agreed and parameter.requires_grad:
-            self.travelling[parameter] = None
+        travels = is_agreed and parameter.requires_grad
+        if travels:
+            self.travelling[parameter] = self._num_added
+        else:
+            self._let_idle(parameter, self._num_added)
+        self._num_added += 1
+
+    def _let_idle(self, parameter: torch.Tensor, number: int) -> None:
+        idle = self._idle_swapped if is_swapped(parameter) else self._idle
+        idle[parameter] = number
 
     def agree(self) -> bool:
         """Lets parameters travel that have begun to train. Collective if there are any.
@@ -55,23 +64,23 @@ class PlainParameters:
             ValueError: on all ranks, if other parameters train on another rank, or some have begun with other values.
             RuntimeError: not all ranks are here; from the watch.
         """
-        if left := list(self._left):
-            trained = self.trained(left)
-            for parameter in left:
-                if parameter in trained or parameter.grad is not None:
-                    del self._left[parameter]
-                    self._all[parameter] = False  # other values may have come since
+        idle = {**self._idle, **self._idle_swapped}
+        trained = self.trained(idle)
         # AdamW reads the gradients of frozen parameters too.
-        now = [p for p in self._all if p in self.travelling or p.requires_grad or p.grad is not None]
-        if len(now) == len(self.travelling):
+        begun = [parameter for parameter in idle if parameter in trained or parameter.grad is not None]
+        if not begun:
             return False
+        numbers = self.travelling | {parameter: idle[parameter] for parameter in begun}
+        now = sorted(numbers, key=numbers.__getitem__)
         with (
             blocking_message(self._engine, "the agreement on which parameters of AdamW train"),
             agreement(self._ranks, "a backward, or a step", "the same parameters of AdamW that train") as facts,
         ):
             facts += self._described(now)
-        self.travelling = dict.fromkeys(now)
-        self._all.update(dict.fromkeys(now, True))
+        self.travelling = {parameter: numbers[parameter] for parameter in now}
+        for parameter in begun:
+            self._idle.pop(parameter, None)
+            self._idle_swapped.pop(parameter, None)
         return True
 
     def trained(self, parameters: Iterable[torch.Tensor]) -> set[torch.Tensor]:
@@ -85,10 +94,7 @@ class PlainParameters:
     def drop(self, parameters: Iterable[torch.Tensor]) -> None:
         """Lets gradients travel no more of parameters that no rank trains or has a gradient of."""
         for parameter in parameters:
-            self.travelling.pop(parameter, None)
-            if parameter.requires_grad:  # so neither a group nor the model has it
-                del self._all[parameter]
-                self._left[parameter] = None
+            self._let_idle(parameter, self.travelling.pop(parameter))
 
     def name_of(self, parameter: torch.Tensor) -> str:
         """Returns its name in the model, for messages."""
@@ -105,6 +111,7 @@ class PlainParameters:
             if parameter.is_complex():
                 raise ValueError(f"dmuon: {name}: expected a real dtype, got {parameter.dtype}")
             line = f"{name} of shape {tuple(parameter.shape)}"
-            if not self._all[parameter] and not isinstance(parameter, DTensor):  # whose ranks may have other slices
+            # What was idle may have had other values since. Ranks may have other slices of a DTensor.
+            if parameter not in self.travelling and not isinstance(parameter, DTensor):
                 line += f", whose values have the checksum {int(checksum(parameter)):016x}"
             yield line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import torch
@@ -91,8 +91,7 @@ class Runtime:
         self.engine.before_end_of_backward(WeakCall(Runtime._end_uses, self))
         for module, order in dedication.known.items():
             restore_order(module, order)
-        others = (p for p in model.parameters() if not isinstance(p, OwnedTensor) and not is_sharded(p, self.ranks))
-        self.plain = PlainGradients(model, others, dedication, self.engine, optimizer)
+        self.plain = PlainGradients(model, dedication, self.engine, optimizer)
         dtypes = [placeholder.dtype for placeholder in self.placeholders]
         self.shards = OwnedShards(self.transfers, self.leaves, dtypes, states, self.ranks, dedication.mesh)
 
@@ -214,6 +213,10 @@ class Runtime:
         """Replaces the placeholders of the compute dtype by those of the leaves' own."""
         for place in self.cast_places:
             place.end_forward()
+
+    def plain_of(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns those that neither dmuon nor fully_shard manages. No unit's weights may be in modules."""
+        return [p for p in parameters if not isinstance(p, OwnedTensor) and not is_sharded(p, self.ranks)]
 
     def show_placeholders(self) -> None:
         """Replaces all weights in modules by placeholders: a pass that raised has not."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn as nn
+from torch.distributed.tensor import DTensor
 
 from dmuon import _C
 from dmuon._running import host_gradients
@@ -49,7 +50,8 @@ class StepAgreement:
     optimizer: torch.optim.Optimizer  # its groups may come later
     rule: str  # of update, of all groups of matrices
     first_lrs: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)  # the constructor's, by algorithm
-    members: set[int] = dataclasses.field(default_factory=set, init=False)  # ids of what groups have had
+    # What groups have had, but for plain parameters. May have no weak references, see is_swapped.
+    members: set[torch.Tensor] = dataclasses.field(default_factory=set, init=False)
     after_step: AfterStep | None = dataclasses.field(default=None, init=False)
     torn: set[str] = dataclasses.field(default_factory=set, init=False)  # of "model", "optimizer": to be loaded
     had_open_gradients: bool = dataclasses.field(default=False, init=False)  # on any rank before the last message
@@ -185,10 +187,27 @@ class StepAgreement:
         self._engine.scale_gradients(factor)
 
     def owned_norms(self) -> tuple[torch.Tensor, ...]:
-        """Returns [] fp32 for each leaf: the 2-norm of its gradient. Computed once a verdict, for torch's clipping."""
+        """Returns [] fp32 for each leaf: the 2-norm of its gradient. Computed once a verdict, for torch's clipping.
+
+        Raises:
+            ValueError: torch could not add them to norms of other parameters.
+        """
         if self._owned_norms is None or self._engine.verdict() is None:
+            self._refuse_mixed_norms()
             self._owned_norms = of_leaves(self.verdict().norms(), self.runtime.parts)
         return self._owned_norms
+
+    def _refuse_mixed_norms(self) -> None:
+        runtime = self.runtime
+        runtime.show_placeholders()
+        plain = runtime.plain_of([*runtime.model.parameters(), *self.host_parameters()])
+        mixed = [p for p in plain if p.requires_grad and (runtime.fsdp_modules or isinstance(p, DTensor))]
+        if mixed and runtime.ranks.num_slots > 1:
+            raise ValueError(
+                "dmuon: a norm of torch's with parameters of which fully_shard manages some and others not, or of "
+                "tensor parallelism: torch adds up norms of one kind alone. Expected: "
+                "dmuon.clip_grad_norm_(model, max_norm)."
+            )
 
     def note_step(self) -> None:
         """Notes the hyperparameters of a step, for the next message to compare: a step after clipping sends none."""
@@ -230,10 +249,11 @@ class StepAgreement:
 
     def _require_members(self) -> None:
         """Raises ValueError if two groups have a parameter, or one that nobody has prepared, such as to average it."""
-        group_of: dict[int, int] = {}
+        group_of: dict[torch.Tensor, int] = {}
         for number, group in enumerate(self.optimizer.param_groups):
             for parameter in group["params"]:
-                if (first := group_of.setdefault(id(parameter), number)) != number or id(parameter) not in self.members:
+                is_member = parameter in self.members or parameter in self.runtime.plain
+                if (first := group_of.setdefault(parameter, number)) != number or not is_member:
                     names = {id(p): f"'{name}'" for name, p in self.runtime.model.named_parameters()}
                     name = names.get(id(parameter), f"one of shape {tuple(parameter.shape)}")
                     raise ValueError(

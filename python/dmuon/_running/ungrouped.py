@@ -9,14 +9,12 @@ import functools
 import logging
 import zlib
 from collections import Counter
-from collections.abc import MutableMapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn as nn
 from torch.nn.modules import module
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from dmuon._running.runtime import Runtime
 from dmuon._setup.place import clean_name
@@ -47,7 +45,7 @@ class UngroupedParameters:
         self._model = (runtime.ranks.rows, _models[runtime.ranks.rows])  # equal on all ranks
         self._others: dict[str, nn.Parameter] = {}  # seen in the last walk, but for those in `_trained`
         self._trained: set[torch.Tensor] = set()  # by a group, or by none and named in a warning
-        self._named: MutableMapping[torch.Tensor, None] = WeakTensorKeyDictionary()  # in a warning
+        self._named: set[torch.Tensor] = set()  # in a warning
         self._num_grouped = -1
         self._walked_at: int | None = None  # registrations before the last walk through the model
         self._added: list[torch.Tensor] = []  # to groups since the last step
@@ -88,13 +86,14 @@ class UngroupedParameters:
             self._walked_at = registered
             self._runtime.show_placeholders()
             walked = dict(self._runtime.model.named_parameters())
-            self._trained.intersection_update(walked.values())  # lets go of those that have left the model
+            for some in (self._trained, self._named):
+                some.intersection_update(walked.values())  # lets go of those that have left the model
             self._others = {name: p for name, p in walked.items() if p not in self._trained}
         new = {name: self._others.pop(name) for name in [name for name, p in self._others.items() if p.requires_grad]}
         self._trained.update(new.values())
         grouped = {p for group in groups for p in group["params"]} if new else set()
         lost = {name: p for name, p in new.items() if p not in grouped and p not in self._named}
-        self._named.update(dict.fromkeys(lost.values()))
+        self._named.update(lost.values())
         seen = (self._step, [f"'{clean_name(name)}'" for name in lost])
         said, self._unsaid = (seen, (0, [])) if self._runtime.ranks.owner == 0 else (self._unsaid, seen)
         self._step += 1

@@ -47,7 +47,7 @@ class Dedication:
     planning: Planning
     across_ranks: AcrossRanks
     schedule: StepOptions
-    known: dict[nn.Module, dict[str, bool]]  # by module: its parameters in order, True for those that were trainable
+    known: dict[nn.Module, dict[str, bool]]  # until Muon, by module: its parameters in order, True if trainable
     chosen_units: list[tuple[nn.Module, ...]]  # the modules of each unit that the user chose
     attributes: Attributes | None  # until Muon
     former: WeakIdKeyDictionary  # names of parameters that the model had, and that users may still have

@@ -27,13 +27,16 @@ _TITLES = {"muon": "Muon", "adamw": "AdamW"}
 def former_parameters(model: nn.Module) -> WeakIdKeyDictionary:
     """Returns the names of the parameters that `fully_shard` or Muon may replace, so that dmuon knows them later.
 
-    Holds none of them: their memory ends with their last user. Skips DTensors, which stay in the model: `Module.to`
-    swaps them, which PyTorch refuses for a tensor with a weak reference. With PyTorch's flag it swaps all tensors.
+    Holds none of them: their memory ends with their last user. Skips what must have no weak references.
     """
     former = WeakIdKeyDictionary()
-    if not torch.__future__.get_swap_module_params_on_conversion():
-        former.update({p: clean_name(name) for name, p in model.named_parameters() if not isinstance(p, DTensor)})
+    former.update({p: clean_name(name) for name, p in model.named_parameters() if not is_swapped(p)})
     return former
+
+
+def is_swapped(parameter: torch.Tensor) -> bool:
+    """True if `Module.to` swaps the parameter, which PyTorch refuses for a tensor with a weak reference."""
+    return isinstance(parameter, DTensor) or torch.__future__.get_swap_module_params_on_conversion()
 
 
 def note_former(former: WeakIdKeyDictionary, leaves: Sequence[Leaf]) -> None:
