@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn as nn
 from checkpoints import MODELS, started, train
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
@@ -115,6 +116,41 @@ def test_copies_are_of_the_moment():
     with torch.no_grad():
         model.weight.add_(1)
     assert torch.equal(weights["weight"] + 1, model.weight)
+
+
+def checkpointed(module: nn.Module) -> nn.Module:
+    return checkpoint_wrapper(module)
+
+
+def compiled(module: nn.Module) -> nn.Module:
+    return torch.compile(module)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [(checkpointed, compiled), (compiled, checkpointed), (checkpointed, nn.Sequential), (compiled, nn.Sequential)],
+)
+def test_modules_inside_of_wrappers_have_their_states(outer, inner):
+    model = nn.Sequential(nn.Linear(2, 2), outer(inner(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.LayerNorm(2)))))
+    expected = {path: part.state_dict() for path, part in model.named_modules()}
+    with dmuon.whole_states(model):
+        for path, part in model.named_modules():
+            found = part.state_dict()
+            assert found.keys() == expected[path].keys()
+            assert all(torch.equal(value, expected[path][key]) for key, value in found.items())
+
+
+class Renaming(nn.Sequential):
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {key.replace("0.", "first."): value for key, value in super().state_dict(*args, **kwargs).items()}
+
+
+def test_a_module_whose_keys_the_model_renames_has_no_state():
+    model = Renaming(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    with dmuon.whole_states(model):
+        assert model[1].state_dict() == {} and len(model[2].state_dict()) == 2
+        with pytest.raises(ValueError, match="whole_states: the model's state has no keys of its module '0'"):
+            model[0].state_dict()
 
 
 def test_what_has_no_state_is_refused_and_an_error_inside_ends_it():

@@ -191,14 +191,25 @@ def test_the_shape_of_the_largest_embedding_makes_the_last_one_a_head(model, exp
     assert heads_of(model) == expected
 
 
-@pytest.mark.parametrize("name", ["lm_head", "policy_head", "proj", "fc"])
-def test_a_copy_that_peft_trains_in_place_of_a_head_is_the_head(name):
-    head = nn.Sequential(linear(), linear(5, 4)) if name == "policy_head" else linear(5)
-    model = Tree(layers=blocks(up=linear()), **({"e": nn.Embedding(5, 3)} if name == "proj" else {}), **{name: head})
+class Classifies(Tree):
+    def get_classifier(self) -> nn.Module:
+        return self.decoder
+
+
+@pytest.mark.parametrize("another", [False, True])
+@pytest.mark.parametrize("name", ["lm_head", "policy_head", "proj", "fc", "sized", "decoder"])
+def test_a_copy_that_peft_trains_in_place_of_a_head_is_the_head(name, another):
+    head = nn.Sequential(linear(), linear(5, 4)) if name in ("policy_head", "decoder") else linear(5)
+    parts: dict[str, nn.Module] = {"e": nn.Embedding(5, 3)} if name == "proj" else {}
+    model = (Classifies if name == "decoder" else Tree)(layers=blocks(up=linear()), **parts, **{name: head})
+    if name == "sized":
+        model.num_classes = 5
     ((path, why),) = heads_of(model).items()
-    trained = path.replace(name, f"base_model.model.{name}.modules_to_save.default")
     config = LoraConfig(r=2, target_modules=["up"], modules_to_save=[name])
-    assert heads_of(get_peft_model(model, config)) == {trained: why}
+    adapted = get_peft_model(model, config)
+    if another:
+        adapted.add_adapter("reference", config)  # frozen
+    assert heads_of(adapted) == {path.replace(name, f"base_model.model.{name}.modules_to_save.default"): why}
 
 
 def test_no_weight_is_computed_to_find_heads():

@@ -16,11 +16,10 @@ from dmuon._running.hook_of_model import HookOfModel
 from dmuon._running.runtime import Runtime
 from dmuon._saving.fits import form, misfit
 from dmuon._setup.agreement import agreement
-from dmuon._setup.place import joined
+from dmuon._setup.place import CHECKPOINT, joined
 from dmuon._setup.placeholder import OwnedTensor, is_same
 from dmuon._setup.shown import listed
 
-_WRAPPERS = "_checkpoint_wrapped_module."  # the wrapper's own hooks remove it from keys
 _LOAD = "load_state_dict"
 _KNOWN_HOOKS = ("dmuon.", "torch.distributed.")  # modules whose hooks leave the leaves' values unchanged
 
@@ -185,7 +184,7 @@ class ModelLoad:
                     problem = misfit(parameter, value, by_copy=True)
                 if problem:
                     problems.append(f"{_LOAD}: '{key}': {problem}.{self._loaded_so_far(module)}")
-            later = tuple(f"{prefix}{start}" for name in late for start in (name, name.replace(_WRAPPERS, "")))
+            later = tuple(f"{prefix}{start}" for name in late for start in (name, name.replace(CHECKPOINT, "")))
             unknown = [
                 key for key in state_dict if key.startswith(prefix) and key not in known and not key.startswith(later)
             ]
@@ -240,4 +239,4 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _key(name: str, state_dict: dict[str, Any]) -> str:
-    return name if name in state_dict else name.replace(_WRAPPERS, "")
+    return name if name in state_dict else name.replace(CHECKPOINT, "")

@@ -15,7 +15,7 @@ import torch.nn as nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
-from dmuon._setup.place import clean_name
+from dmuon._setup.place import CHECKPOINT, clean_name
 from dmuon._setup.shown import shown
 from dmuon._setup.wrappers import unwrapped
 
@@ -36,7 +36,8 @@ def whole_states(*objects: Any) -> Iterator[None]:
             modules of a model count too.
 
     Raises:
-        ValueError: an object has no `state_dict`; or as their `state_dict()` raises.
+        ValueError: an object has no `state_dict`; or as their `state_dict()` raises. Inside, for a module whose keys
+            the model has renamed.
     """
     for number, given in enumerate(objects):
         if not callable(getattr(given, "state_dict", None)):
@@ -45,7 +46,10 @@ def whole_states(*objects: Any) -> Iterator[None]:
         for given in map(unwrapped, objects):
             held = _Held(given)
             parts = list(given.named_modules())[1:] if isinstance(given, nn.Module) else []
-            states = [(given, held), *((module, functools.partial(held.of_part, path)) for path, module in parts)]
+            states = [
+                (given, held),
+                *((module, functools.partial(held.of_part, path, module)) for path, module in parts),
+            ]
             for holder, state in states:
                 own = {key: method for key, method in vars(holder).items() if key == "state_dict"}
                 holder.__dict__["state_dict"] = state
@@ -71,10 +75,20 @@ class _Held:
         state = tree_map_only(torch.Tensor, whole, state)
         self._state = dict(state) if is_first else {}
 
-    def of_part(self, path: str, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        """Likewise of a module inside. Some wrappers leave no trace in the keys."""
+    def of_part(
+        self, path: str, module: nn.Module, *, destination: Any = None, prefix: str = "", keep_vars: bool = False
+    ) -> Any:
+        """Likewise of a module inside."""
         found = copy.copy(self)
-        below = f"{path if any(key.startswith(f'{path}.') for key in self._state) else clean_name(path)}."
+        own = f"{path}."
+        starts = (own, own.replace(CHECKPOINT, ""), f"{clean_name(path)}.")
+        below = next((start for start in starts if any(key.startswith(start) for key in self._state)), None)
+        if below is None:
+            if self._state and next(module.parameters(), None) is not None:
+                raise ValueError(
+                    f"whole_states: the model's state has no keys of its module '{path}'. Expected: its own."
+                )
+            below = own
         found._state = {key.removeprefix(below): value for key, value in self._state.items() if key.startswith(below)}
         versions = {f"{key}.": of for key, of in (self._versions or {}).items()}
         found._versions = {k.removeprefix(below)[:-1]: of for k, of in versions.items() if k.startswith(below)}

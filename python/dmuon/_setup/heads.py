@@ -46,9 +46,9 @@ def find_heads(model: nn.Module, embeddings: Collection[nn.Parameter]) -> dict[i
         heads = {id(weight): f"output head, by its name '{path}'" for path, weight in named}
     if heads or not projections:
         return heads
-    path, last = projections[-1]
-    if _plain(path) == "fc":  # torchvision's
-        return {id(last): "output head, by its name 'fc'"}
+    last = [weight for _, weight in _last(projections)]
+    if _plain(projections[-1][0]) == "fc":  # torchvision's
+        return {id(weight): "output head, by its name 'fc'" for weight in last}
     everywhere = _projections(model.named_modules(set(originals)))
     return _by_shape(last, [weight for _, weight in everywhere], embeddings)
 
@@ -72,6 +72,11 @@ def _projections(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, to
     """Returns path and weight of the linear layers. Skips layers that compute their weight at every access."""
     weights = ((path, m._parameters.get("weight")) for path, m in modules if isinstance(m, nn.Linear))
     return [(path, weight) for path, weight in weights if weight is not None and weight.ndim == 2]
+
+
+def _last(projections: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    """Returns the last projection; if PEFT has copies of it, for several adapters, all of these."""
+    return [(path, weight) for path, weight in projections if _plain(path) == _plain(projections[-1][0])]
 
 
 def _named_as_head(path: str) -> bool:
@@ -102,7 +107,7 @@ def _said(module: nn.Module, method: str) -> Iterator[torch.Tensor]:
         if not isinstance(head, nn.Module):
             continue
         # A classifier may have hidden layers. A language model's head is one layer, or there are several heads.
-        last = [weight for _, weight in _projections(head.named_modules())][-1:]
+        last = (weight for _, weight in _last(_projections(head.named_modules(prefix="head"))))
         yield from last if method == "get_classifier" else head.parameters()
 
 
@@ -125,7 +130,7 @@ def _last_of_sequentials(
     for path, module in outside:
         is_output = _plain(path).rpartition(".")[2].lower() == "output"
         if isinstance(module, nn.Sequential) and _named_as_head(path) and is_output == named_output:
-            yield from ((_plain(where), last) for where, last in _within(path, projections)[-1:])
+            yield from ((_plain(where), last) for where, last in _last(_within(path, projections)))
 
 
 def _within(path: str, projections: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
@@ -144,17 +149,18 @@ def _by_size(
             for name in _SIZES:
                 size = getattr(holder, name, None)
                 if type(size) is int:
-                    fit = [weight for _, weight in _within(path, projections) if weight.shape[0] in (size, size + 1)]
-                    yield from ((f"{name} = {size}", weight) for weight in fit[-1:])
+                    fit = [one for one in _within(path, projections) if one[1].shape[0] in (size, size + 1)]
+                    yield from ((f"{name} = {size}", weight) for _, weight in _last(fit))
 
 
 def _by_shape(
-    last: torch.Tensor, everywhere: list[torch.Tensor], embeddings: Collection[nn.Parameter]
+    last: list[torch.Tensor], everywhere: list[torch.Tensor], embeddings: Collection[nn.Parameter]
 ) -> dict[int, str]:
     """Finds the last projection if it alone has the shape of the largest embedding, as hand-written models have it."""
-    if not embeddings or last is not everywhere[-1]:
+    if not embeddings or last[-1] is not everywhere[-1]:
         return {}
     shape = max(embeddings, key=lambda weight: weight.numel()).shape
-    if last.shape != shape or [weight.shape for weight in everywhere].count(shape) > 1:
+    if last[-1].shape != shape or [weight.shape for weight in everywhere].count(shape) > len(last):
         return {}
-    return {id(last): "output head, by its shape: the largest embedding's, and no other matrix has it"}
+    why = "output head, by its shape: the largest embedding's, and no other matrix has it"
+    return {id(weight): why for weight in last}

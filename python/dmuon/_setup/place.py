@@ -17,6 +17,7 @@ from dmuon._setup.ways_out import in_functional_call
 
 # The prefix of a buffer that stands for a leaf taken out of a module, and that is cast and moved with the module.
 _SENTINEL = "_dmuon_sentinel_"
+CHECKPOINT = "_checkpoint_wrapped_module."  # PyTorch's wrapper of a checkpoint adds it to paths, not to keys of states
 
 T = TypeVar("T")
 
