@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -423,6 +424,33 @@ def test_an_interrupt_of_a_save_leaves_the_state():
         hits.append(interrupt(opt.state_dict, number))
         assert opt.state is live
     assert 20 < sum(hits) < len(hits)
+
+
+def test_an_interrupt_of_a_load_is_told_unless_the_state_is_whole():
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model)
+
+    def trained(step: int) -> dict[str, Any]:
+        loss_of(model, batch(step)).backward()
+        opt.step()
+        opt.zero_grad()
+        return copy.deepcopy(opt.state_dict())
+
+    saved = [trained(step) for step in range(2)]
+    weights, torn, number = copy.deepcopy(model.state_dict()), 0, 0
+    while True:
+        model.load_state_dict(weights)
+        opt.load_state_dict(saved[0])
+        if not interrupt(partial(opt.load_state_dict, saved[1]), number):
+            break
+        is_whole = any(not unlike(opt.state_dict(), state) for state in saved)
+        with suppress(ValueError) if is_whole else pytest.raises(ValueError, match="or a load of the optimizer was"):
+            trained(2)
+        opt.zero_grad()
+        torn += not is_whole
+        number += 5
+    assert torn > 3
 
 
 def torn(s: Session, on: tuple[int, ...]) -> None:

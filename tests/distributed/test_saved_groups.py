@@ -172,6 +172,21 @@ def test_a_state_of_other_groups_is_refused(ranks, which, words):
         assert [word for word in words if word not in message] == [], message
 
 
+def test_a_state_with_text_for_keys_is_refused_and_what_a_user_put_there_comes_back():
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model)
+    train(None, model, opt, 0)
+    saved = opt.state_dict()
+    as_json = {**saved, "state": {str(number): state for number, state in saved["state"].items()}}
+    with pytest.raises(
+        ValueError, match=r"state: expected numbers of parameters as keys, got the text '\d', as JSON has"
+    ):
+        opt.load_state_dict(as_json)
+    opt.load_state_dict({**saved, "state": {**saved["state"], "note": 3}})
+    assert opt.state["note"] == 3
+
+
 def test_ranks_whose_groups_differ_later_raise(ranks):
     for message in ranks.run(differing_later, (2, 2)):
         assert "ranks differ" in message and "param_groups[0] of 8 parameters" in message
