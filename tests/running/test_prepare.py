@@ -181,3 +181,22 @@ def test_a_function_that_raises_leaves_the_scheduler_of_before():
 
 def fail(_: Any) -> Any:
     raise RuntimeError("mine")
+
+
+def test_whoever_goes_on_with_the_replaced_optimizer_gets_an_error():
+    accelerator = Accelerator()
+    model, optimizer, _ = made(accelerator)
+    old = optimizer.optimizer
+    dmuon.prepare(accelerator, model, optimizer, **LRS)
+    with pytest.raises(ValueError, match=r"prepare: the trainer goes on with its AdamW, in whose place dmuon.prepare"):
+        lr_scheduler.LambdaLR(old, lambda step: 1.0)
+
+
+@pytest.mark.parametrize("differ", [False, True])
+def test_rates_of_groups_that_count_no_more_are_pointed_out(caplog, differ):
+    accelerator = Accelerator()
+    model, optimizer, _ = made(accelerator)
+    if differ:
+        optimizer.optimizer.param_groups[0]["lr"] = 0.1
+    dmuon.prepare(accelerator, model, optimizer, **LRS)
+    assert ("groups with rates of their own, which count no more" in caplog.text) == differ

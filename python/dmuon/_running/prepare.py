@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import weakref
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.nn as nn
 
@@ -15,6 +16,11 @@ from dmuon._setup.routing import DEDICATION
 from dmuon._setup.shown import shown
 from dmuon._setup.wrappers import unwrapped
 
+logger = logging.getLogger("dmuon")
+_RATES = (
+    "dmuon: prepare: the optimizer in whose place dmuon.Muon comes has groups with rates of their own, which count no "
+    "more. Give these to prepare as adamw_groups or muon_groups, if you want them."
+)
 _ORDER = "model, optimizer, ... = accelerator.prepare(model, optimizer, ...), then dmuon.prepare, then the first step"
 
 # By model: the options of `dedicate_params` with which the last call has dedicated it.
@@ -39,7 +45,8 @@ def prepare(
             process, which has none.
         model: the model that `accelerator.prepare` returned.
         optimizer: the optimizer that `accelerator.prepare` returned. It may be of any class, because its parameters and
-            options count no more; with a scheduler its lr is not 0. None means the only one.
+            options count no more, and whoever goes on with it gets an error; with a scheduler its lr is not 0. None
+            means the only one.
         scheduler: the scheduler that `accelerator.prepare` returned. It goes on with Muon's rates, in the same shape.
             It must have made no step, and be of a class that multiplies a group's own rate, such as LambdaLR (which
             Transformers' schedulers are). Or a function that makes a scheduler of an optimizer. None: there is none
@@ -76,8 +83,25 @@ def prepare(
     # Again, because the trainer and its scheduler hold this object. It also keeps the method of a scaled step, which a
     # scheduler has replaced by now.
     del prepared._dmuon
+    _retire(old, speaks=dedication_of(model, "prepare").ranks.owner == 0)
     prepared.__init__(muon, device_placement=False, scaler=prepared.scaler)
     return model, prepared, scheduler if made is None else accelerator.prepare_scheduler(made)
+
+
+def _retire(old: Any, speaks: bool) -> None:
+    """Lets a use of the replaced optimizer raise: a scheduler of it, for example, would change no rate of Muon's."""
+    kind, groups = type(old), vars(old).pop("param_groups")
+    if speaks and len({float(group.get("initial_lr", group.get("lr", 0))) for group in groups}) > 1:
+        logger.warning(_RATES)
+
+    def refuse(_: Any) -> NoReturn:
+        raise ValueError(
+            f"prepare: the trainer goes on with its {kind.__name__}, in whose place dmuon.prepare has "
+            "put dmuon.Muon. Expected: the optimizer that prepare returns, also for a scheduler: "
+            "super().create_scheduler(num_training_steps, self.optimizer) in Transformers' Trainer."
+        )
+
+    old.__class__ = type(kind.__name__, (kind,), {"param_groups": property(refuse)})
 
 
 def _check_plugin(accelerator: Any) -> None:
@@ -127,7 +151,8 @@ def _prepared_optimizer(accelerator: Any, model: Any, optimizer: Any) -> Any:
     if DEDICATION in vars(plain) and not began:
         raise ValueError(
             "prepare: model: dedicate_params was called on it already. Expected: prepare alone, once, which calls "
-            "dedicate_params and Muon itself."
+            "dedicate_params and Muon itself. A trainer's second train(), also by auto_find_batch_size, needs a new "
+            "model and trainer."
         )
     if prepared.optimizer.state:
         raise ValueError(

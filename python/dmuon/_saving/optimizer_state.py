@@ -66,7 +66,8 @@ def fitting_state(
     if sizes[0] != sizes[1]:
         raise ValueError(
             f"{_LOAD}: param_groups: expected groups of {sizes[0]} parameters, as the model has them, got {sizes[1]}: "
-            "those of another model, of another depth say, or of other groups"
+            "those of another model, of another depth say, of other groups, or of another optimizer, of which "
+            "docs/checkpoints.md#move takes over what it can"
         )
     pairs = enumerate(zip(groups, saved["param_groups"], strict=True))
     merged = [_merged(number, *pair, first_lrs[pair[0]["algorithm"]]) for number, pair in pairs]
@@ -169,6 +170,12 @@ def _merged(number: int, current: dict[str, Any], saved: dict[str, Any], first_l
 
 def _read_leaf(loaded: LoadedState, index: int, name: str, state: Any, shards: OwnedShards) -> dict[str, Any]:
     """Adds owners' tensors to `loaded`. Returns the rest of the state, which is the user's."""
+    if isinstance(state, Mapping) and "exp_avg" in state and "exp_avg" not in shards.states:
+        raise ValueError(
+            f"{_LOAD}: state of '{name}': expected Muon's, got AdamW's, {_described(state)}: the checkpoint is of "
+            "another optimizer. Expected: its weights, and the states of what AdamW goes on to update, by "
+            "docs/checkpoints.md#move. A trainer can begin from the weights alone."
+        )
     for key in shards.states:
         if not isinstance(state, Mapping) or key not in state:
             raise ValueError(

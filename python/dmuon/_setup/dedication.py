@@ -281,5 +281,6 @@ def one_model(model: Any) -> Any:
         )
     raise ValueError(
         f"Muon: model: expected the model itself, dmuon.Muon(model), got {type(model).__name__}. Parameters that need "
-        "options of their own go into muon_groups and adamw_groups."
+        "options of their own go into muon_groups and adamw_groups. For a trainer that hands on parameters alone see "
+        "docs/trainers.md."
     )

@@ -54,7 +54,8 @@ def guards(model: nn.Module, leaves: Iterable[Leaf]) -> list[Handle]:
     )
     refuse_state = _Refusal(
         "a state dict was taken or loaded between dedicate_params and Muon. Expected: load weights before "
-        "dedicate_params, or after Muon. Under Accelerate: accelerator.prepare, then dmuon.prepare in place of both. "
+        "dedicate_params, or after Muon; or, where a program shards and then loads, dedicate_params and Muon after "
+        "both. Under Accelerate: accelerator.prepare, then dmuon.prepare in place of both. "
         f"{_ALONE}"
     )
     handles: list[Handle] = []

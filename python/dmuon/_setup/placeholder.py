@@ -122,7 +122,10 @@ class OwnedTensor(torch.Tensor):
         `computes`: True if a layer would use its weight so. `why`: the reason and the way out, if the caller knows.
         """
         if what == "data_ptr":
-            what += " (is this Accelerate's prepare? call it once, with an optimizer of torch, then dmuon.prepare)"
+            what += (
+                " (is this Accelerate's prepare? call it once, with an optimizer of torch, then dmuon.prepare; a "
+                "trainer's second train(), also by auto_find_batch_size, needs a new model and trainer)"
+            )
         why = why or of_caller() or (OUTSIDE if computes and self._source is not None else self._at_owner)
         raise ValueError(f"dmuon: {what} on '{self._name}': {why}")
 
