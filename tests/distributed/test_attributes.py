@@ -58,7 +58,10 @@ def marked_for_adamw(model: nn.Module) -> list[nn.Parameter]:
 
 
 def attributes_of(mesh: Any, start: str) -> None:
-    """Sets an attribute, named after the moment, at each moment, and expects all of them from then on."""
+    """Sets an attribute, named after the moment, at each moment, and expects all of them from then on.
+
+    Another one, `latest`, is set anew each time.
+    """
     model = build("meta" if start == "meta" else "cpu")
     marks: dict[str, dict[str, Mark]] = {}
     seen = 0
@@ -69,7 +72,9 @@ def attributes_of(mesh: Any, start: str) -> None:
         for name, parameter in marked(model):
             marks[when][name] = Mark()
             setattr(parameter, when, marks[when][name])
+            parameter.latest = marks[when][name]
         marks[when]["blocks.0.down.weight"] = marks[when]["blocks.0.again.weight"]
+        marks["latest"] = marks[when]
 
     def expect() -> None:
         nonlocal seen

@@ -171,6 +171,7 @@ def kept_aside(mesh: Any) -> str:
     try:
         loss_of(model, batch(0)).backward()
     except ValueError as error:
+        assert kept.grad is None
         return str(error)
     return ""
 

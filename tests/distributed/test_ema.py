@@ -73,17 +73,19 @@ def differences(mesh: Any, models: list[str]) -> list[str]:
 
         before = [snapshots[-1], whole(model.state_dict()), float(loss(mesh, model, 0).detach())]
         with ema.applied(), torch.no_grad():
-            held = model.state_dict()
+            values = [float(loss(mesh, model, 0))]
+            held = model.state_dict()  # after which FSDP2 gathers anew
             shown = whole(held)
-            value = float(loss(mesh, model, 0))
+            values.append(float(loss(mesh, model, 0)))
+        at_once = float(loss(mesh, model, 0).detach())
         found += [f"{name}: held {k}" for k, v in whole(held).items() if not torch.equal(shown[k], v)]
         found += [f"{name}: shown {k}" for k in got if not torch.equal(shown[k], got[k].to(shown[k].dtype))]
-        if value == before[2]:
+        if values[0] == before[2] or values[0] != values[1]:
             found.append(f"{name}: computes with the weights")
         after = [masters(model, opt), whole(model.state_dict()), float(loss(mesh, model, 0).detach())]
         found += [f"{name}: {k} is not as before" for k in before[0] if not torch.equal(before[0][k], after[0][k])]
         found += [f"{name}: {k} is not as before" for k in before[1] if not torch.equal(before[1][k], after[1][k])]
-        found += [f"{name}: loss"] if before[2] != after[2] else []
+        found += [f"{name}: loss"] if not before[2] == at_once == after[2] else []
     return found
 
 

@@ -109,14 +109,17 @@ def after_a_change(s: Session, units: Any, change: str) -> None:
     s.start(make_gpt(depth=2), units)
     s.train(0)
     of_earlier = None if s.reference else language_loss(1, s.size)(s.model, s.rank)
-    if change == "step":
+    if not s.reference and change == "end of a mean":
+        with dmuon.Ema(s.model).applied():
+            of_earlier = language_loss(1, s.size)(s.model, s.rank)
+    elif change == "step":
         s.train(2)
     elif change == "write":
         with s.full():
             pass
     elif not s.reference and change == "load":
         s.model.load_state_dict(copy.deepcopy(s.model.state_dict()))
-    elif not s.reference:
+    elif not s.reference and change == "mean":
         with dmuon.Ema(s.model).applied(), torch.no_grad():
             s.model(batch(3))
     if of_earlier is not None:
@@ -130,8 +133,8 @@ def after_a_change(s: Session, units: Any, change: str) -> None:
     ("mesh", "schedule", "units", "change"),
     [
         ((2, 2), REPLICATED, None, "step"),  # torch itself refuses the others, for AdamW's parameters
-        *itertools.product([(2, 2)], [AHEAD], [blocks_of], ["step", "write", "load", "mean"]),
-        *itertools.product([(4,)], [KEPT], [blocks_of], ["step", "mean"]),
+        *itertools.product([(2, 2)], [AHEAD], [blocks_of], ["step", "write", "load", "mean", "end of a mean"]),
+        *itertools.product([(4,)], [KEPT], [blocks_of], ["step", "mean", "end of a mean"]),
     ],
 )
 def test_weights_of_a_forward_are_those_of_its_backward(ranks, mesh, schedule, units, change):
@@ -166,5 +169,7 @@ def test_gradients_cleared_by_hand_end_a_failed_backward():
         opt.step()
     for parameter in model.parameters():
         parameter.grad = None
+    with pytest.raises(ValueError, match="a backward has raised, so gradients are lost"):
+        opt.step()  # which no forward has come before
     loss_of(model, batch(1)).backward()
     opt.step()

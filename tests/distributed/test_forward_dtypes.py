@@ -119,6 +119,23 @@ def frozen_inside(mesh: Any, by: str) -> list[bool]:
     return found
 
 
+def frozen_inside_and_trained_after(mesh: Any) -> bool:
+    """A call between passes leaves the flag that was set after the forward."""
+    s = started(mesh)
+    block = s.model.blocks[0]
+    handle = s.model.norm.register_forward_pre_hook(lambda *_: block.up.requires_grad_(False) and None)
+    with torch.no_grad():
+        s.model(batch(0))
+    handle.remove()
+    block.up.requires_grad_(True)
+    s.model.state_dict()
+    return block.up.weight.requires_grad
+
+
+def test_a_matrix_frozen_in_a_forward_may_train_again_after_it(ranks):
+    assert ranks.run(frozen_inside_and_trained_after, (2,)) == [True] * 2
+
+
 @pytest.mark.parametrize("by", ["the group's", "the module's"])
 def test_a_matrix_frozen_in_a_forward_stays_frozen_and_the_same_undone(ranks, by):
     assert ranks.run(frozen_inside, (2,), by=by) == [[False, False, True, True]] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -47,6 +48,22 @@ def test_norms_are_those_of_one_process(ranks, mesh, schedule, fsdp):
         assert note == notes[0]  # every bit
         for got, norms in zip(note, expected, strict=True):
             assert got == pytest.approx(norms, rel=1e-4)
+
+
+def test_norms_after_a_clip_that_has_raised_and_after_zero_grad_are_of_the_present_gradients():
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model)
+    language_loss(0, 1)(model, 0).backward()
+    assert all(norm > 0 for norm in numbers(dmuon.grad_norms(model)).values())
+    opt.step()
+    opt.zero_grad()
+    (language_loss(1, 1)(model, 0) * math.inf).backward()
+    with pytest.raises(RuntimeError, match="expected a finite norm"):
+        dmuon.clip_grad_norm_(model, 1.0, error_if_nonfinite=True)
+    assert set(numbers(dmuon.grad_norms(model)).values()) == {math.inf}
+    opt.zero_grad()
+    assert set(numbers(dmuon.grad_norms(model)).values()) == {0.0}
 
 
 def of_divided_stacks(mesh: Any) -> list[Any]:

@@ -102,8 +102,8 @@ class NoMemory(Exception):
     pass
 
 
-def fails(mesh: Any, call: str) -> None:
-    """One rank has no memory, once. Nothing has changed then, and the same call works."""
+def fails(mesh: Any, call: str, error: type[BaseException]) -> None:
+    """One rank has no memory, or is interrupted, once. Nothing has changed then, and the same call works."""
     ends = []
     for fails in (False, True):
         s = Session(mesh, AHEAD)
@@ -114,8 +114,8 @@ def fails(mesh: Any, call: str) -> None:
             dmuon.offload(model)
         if fails:
             runtime = s.opt._runtime
-            runtime.engine = Failing(runtime.engine, raises=place_of(mesh)[0] == 1)
-            with pytest.raises(ValueError, match="NoMemory"):
+            runtime.engine = Failing(runtime.engine, raises=place_of(mesh)[0] == 1, error=error)
+            with pytest.raises((ValueError, KeyboardInterrupt), match=r"NoMemory|KeyboardInterrupt|^$"):
                 getattr(dmuon, call)(model)
             if call == "load":
                 with pytest.raises(ValueError, match=r"dmuon\.load\(model\) first"):
@@ -134,8 +134,8 @@ def fails(mesh: Any, call: str) -> None:
 class Failing:
     """An engine whose moves fail on a rank."""
 
-    def __init__(self, engine: Any, raises: bool) -> None:
-        self.engine, self.raises = engine, raises
+    def __init__(self, engine: Any, raises: bool, error: type[BaseException]) -> None:
+        self.engine, self.raises, self.error = engine, raises, error
 
     def __getattr__(self, name: str) -> Any:
         if name in ("move_out", "move_back") and self.raises:
@@ -145,12 +145,14 @@ class Failing:
     def fail(self) -> None:
         if self.raises:
             self.raises = False
-            raise NoMemory
+            if self.error is KeyboardInterrupt:
+                self.engine.move_out()  # it comes behind this call
+            raise self.error
 
 
-@pytest.mark.parametrize("call", ["offload", "load"])
-def test_a_rank_without_memory_changes_nothing(ranks, call):
-    ranks.run(fails, (2, 2), call=call)
+@pytest.mark.parametrize(("call", "error"), [("offload", NoMemory), ("load", NoMemory), ("offload", KeyboardInterrupt)])
+def test_a_rank_without_memory_or_with_an_interrupt_changes_nothing(ranks, call, error):
+    ranks.run(fails, (2, 2), call=call, error=error)
 
 
 def averages(mesh: Any) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import defaultdict
-from contextlib import nullcontext, suppress
-from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 import torch.nn as nn
 from checkpoints import unlike
-from dmuon._running.adamw import InnerAdamW
-from interrupts import interrupt
+from logged import logged
 from models import batch, loss_of, make_gpt
 from scenario import Session, check, language_loss
 from training import AHEAD, FAR_AHEAD, KEPT, LR, NO_COPY, ON_DEMAND
@@ -331,15 +328,16 @@ def test_what_users_put_into_the_state_is_saved_and_loaded():
     opt = dmuon.Muon(model)
     matrix, vector = next(iter(opt._leaf_of)), opt.param_groups[-1]["params"][0]
     opt.state[matrix]["visits"], opt.state[vector]["visits"], opt.state["run"] = torch.ones(2), torch.ones(3), {"id": 7}
+    opt.state["run", 2] = {"id": 8}
     opt.register_state_dict_pre_hook(lambda opt: opt.state[matrix].update(saves=opt.state[matrix].get("saves", 0) + 1))
     opt.register_state_dict_post_hook(lambda opt, state: {"groups": state["param_groups"][0]["algorithm"], **state})
     saved = opt.state_dict()
     assert saved.pop("groups").startswith("muon ")
     assert opt.state_dict()["state"][0]["saves"] == opt.state[matrix]["saves"] == 2
-    for key in (matrix, vector, "run"):
+    for key in (matrix, vector, "run", ("run", 2)):
         del opt.state[key]
     opt.load_state_dict(saved)
-    assert opt.state["run"] == {"id": 7}
+    assert opt.state["run"] == {"id": 7} and opt.state["run", 2] == {"id": 8}
     assert opt.state[matrix]["visits"].equal(torch.ones(2)) and opt.state[vector]["visits"].equal(torch.ones(3))
     assert "momentum_buffer" in opt.state[matrix]
     saved["state"][0]["visits"] = torch.ones(2, dtype=torch.float64)
@@ -371,118 +369,43 @@ def removed_on_one_rank(mesh: Any, how: str) -> str:
     if s.rank == 1:
         first = next(iter(s.opt._leaf_of))
         s.opt.state[first] = {"momentum_buffer": torch.zeros(1)} if how == "replaced" else {}
+    if how == "removed before a step":
+        s.backward(language_loss(1, s.size))
     with pytest.raises(ValueError) as error:
-        s.opt.state_dict()
+        s.opt.step() if how == "removed before a step" else s.opt.state_dict()
     return str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("how", "words"), [("replaced", "' was replaced"), ("removed", "Muon.state_dict: ranks differ")]
+    ("how", "words"),
+    [
+        ("replaced", "' was replaced"),
+        ("removed", "Muon.state_dict: ranks differ"),
+        ("removed before a step", "rank 1 has: the state of 'blocks.0.qkv.weight' removed"),
+    ],
 )
-def test_a_state_that_one_rank_alone_removes_is_an_error_of_all_that_save(ranks, how, words):
+def test_a_state_that_one_rank_alone_removes_is_an_error_of_all(ranks, how, words):
     for message in ranks.run(removed_on_one_rank, (2, 2), how=how):
         assert words in message
 
 
-def test_a_load_of_all_that_trains_makes_a_torn_step_good():
-    model = make_gpt(depth=1)
-    model.embedding.requires_grad_(False)
-    dmuon.dedicate_params(model)
-    opt = dmuon.Muon(model)
-    loss_of(model, batch(0)).backward()
-    with patch.object(InnerAdamW, "step", side_effect=KeyboardInterrupt), suppress(KeyboardInterrupt):
-        opt.step()
-    opt.zero_grad()
-    wrong = {name: value for name, value in model.state_dict().items() if name != "embedding.weight"}
-    opt.load_state_dict(opt.state_dict())
-    with suppress(RuntimeError, ValueError):
-        model.load_state_dict({**wrong, "head.weight": torch.zeros(1)}, strict=False)
-    around = nn.Sequential(model)
-    around.load_state_dict({f"0.{name}": value for name, value in wrong.items() if "up" not in name}, strict=False)
-    loss_of(model, batch(0)).backward()
-    with pytest.raises(ValueError, match="load_state_dict of the model and of the optimizer"):
-        opt.step()
-    opt.zero_grad()
-    with suppress(KeyError), dmuon.full_params(model, writeback=True):
-        model.load_state_dict(wrong, strict=False)
-        raise KeyError
-    loss_of(model, batch(0)).backward()
-    with pytest.raises(ValueError, match="load_state_dict of the model and of the optimizer"):
-        opt.step()
-    opt.zero_grad()
-    model.load_state_dict(wrong, strict=False)
-    loss_of(model, batch(0)).backward()
-    opt.step()
-
-
-def test_an_interrupt_of_a_save_leaves_the_state():
+def test_each_skipped_step_is_logged_once_and_none_again_after_a_load():
     model = make_gpt(depth=1)
     dmuon.dedicate_params(model)
     opt = dmuon.Muon(model)
-    live, hits = opt.state, []
-    for number in range(0, 800, 5):  # more places than there are
-        hits.append(interrupt(opt.state_dict, number))
-        assert opt.state is live
-    assert 20 < sum(hits) < len(hits)
-
-
-def test_an_interrupt_of_a_load_is_told_unless_the_state_is_whole():
-    model = make_gpt(depth=1)
-    dmuon.dedicate_params(model)
-    opt = dmuon.Muon(model)
-
-    def trained(step: int) -> dict[str, Any]:
-        loss_of(model, batch(step)).backward()
-        opt.step()
-        opt.zero_grad()
-        return copy.deepcopy(opt.state_dict())
-
-    saved = [trained(step) for step in range(2)]
-    weights, torn, number = copy.deepcopy(model.state_dict()), 0, 0
-    while True:
-        model.load_state_dict(weights)
-        opt.load_state_dict(saved[0])
-        if not interrupt(partial(opt.load_state_dict, saved[1]), number):
-            break
-        is_whole = any(not unlike(opt.state_dict(), state) for state in saved)
-        with suppress(ValueError) if is_whole else pytest.raises(ValueError, match="or a load of the optimizer was"):
-            trained(2)
-        opt.zero_grad()
-        torn += not is_whole
-        number += 5
-    assert torn > 3
-
-
-def torn(s: Session, on: tuple[int, ...]) -> None:
-    """A step is interrupted between matrices and AdamW's parameters, on some ranks. A load makes it good."""
-    s.start(make_gpt(depth=2))
-    s.train(0)
-    if not s.reference:
-        kept = copy.deepcopy((s.model.state_dict(), s.opt.state_dict()))
-        s.backward(language_loss(1, s.size))
-        interrupt = patch.object(InnerAdamW, "step", side_effect=KeyboardInterrupt)
-        with interrupt if s.rank in on else nullcontext(), suppress(KeyboardInterrupt):
-            s.opt.step()
-        for _ in range(2):
-            s.opt.zero_grad()
-            s.backward(language_loss(1, s.size))
-            with pytest.raises(ValueError, match="the last step has failed or was interrupted"):
-                s.opt.step()
-        s.opt.load_state_dict(kept[1])
-        s.opt.zero_grad()
-        s.backward(language_loss(1, s.size))
-        with pytest.raises(ValueError, match="load_state_dict of the model and of the optimizer"):
-            s.opt.step()
-        s.opt.zero_grad()
-        s.model.load_state_dict({"head.weight": kept[0]["head.weight"]}, strict=False)
-        s.backward(language_loss(1, s.size))
-        with pytest.raises(ValueError, match="load_state_dict of the model and of the optimizer"):
-            s.opt.step()
-        s.opt.zero_grad()
-        s.model.load_state_dict(kept[0])
-    s.train(2)
-
-
-@pytest.mark.parametrize("on", [(1,), (0, 1, 2, 3)])
-def test_a_step_that_was_interrupted_is_not_gone_on_with(ranks, on):
-    check(ranks, torn, schedule=AHEAD, on=on)
+    with logged() as messages:
+        for step, scale in enumerate((math.inf, 1.0, math.inf, 1.0)):
+            (loss_of(model, batch(step)) * scale).backward()
+            opt.step()
+            opt.zero_grad()
+        saved = copy.deepcopy(opt.state_dict())
+        model = make_gpt(depth=1)
+        dmuon.dedicate_params(model)
+        opt = dmuon.Muon(model)
+        opt.load_state_dict(saved)
+        for step, scale in enumerate((1.0, math.inf)):
+            (loss_of(model, batch(step)) * scale).backward()
+            opt.step()
+            opt.zero_grad()
+    skipped = [message for message in messages if "step skipped on all" in message]
+    assert [message.partition("on all ")[2] for message in skipped] == ["(1 so far)", "(2 so far)", "(3 so far)"]

@@ -123,6 +123,23 @@ def test_gradients_of_a_loss_beside_the_model_are_averaged_too(ranks, clips_befo
         assert norms == pytest.approx(expected, rel=1e-4)
 
 
+def clipped_by_torch(mesh: Any, looks: bool) -> None:
+    """Torch would take the norm of each rank's own gradients."""
+    s = Session(mesh, REPLICATED)
+    s.start(make_gpt(depth=1), units=None)
+    s.backward(language_loss(0, s.size))
+    if looks:
+        dmuon.grad_norms(s.model)
+    s.model.norm.weight.square().sum().backward()
+    with pytest.raises(ValueError, match=r"a norm of torch's after .* through parameters of AdamW alone"):
+        nn.utils.clip_grad_norm_(s.model.parameters(), 1.0)
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_torch_s_clipping_refuses_gradients_of_a_loss_beside_the_model(ranks, looks):
+    ranks.run(clipped_by_torch, (2, 2), looks=looks)
+
+
 def refused_step(s: Session) -> None:
     """A message that finds cleared gradients, and raises."""
     s.backward(language_loss(9, s.size))
@@ -237,7 +254,7 @@ def test_assigned_gradients_are_averaged(ranks, looks):
 
 
 class Shared(nn.Module):
-    """Reentrant checkpoints add to the gradient of `table` once each, so twice in a backward.
+    """Reentrant checkpoints add to the gradient of `table` once each, so three times in a backward.
 
     The first backward has the first time alone, and so finds a place that is too early for the later ones.
     """
@@ -245,8 +262,8 @@ class Shared(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.randn(1200))
-        self.blocks = nn.ModuleList(nn.Linear(12, 12, bias=False) for _ in range(2))
-        self.uses = self.blocks[1:]
+        self.blocks = nn.ModuleList(nn.Linear(12, 12, bias=False) for _ in range(3))
+        self.uses = self.blocks[2:]
 
     def part(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return block(x) + self.table[:12].sum() * x if block in self.uses else block(x)
@@ -279,7 +296,7 @@ def stop(gradient: torch.Tensor) -> None:
 
 
 def cleared_after_an_error(s: Session) -> None:
-    """All gradients of the backward that raises have come, that of `table` twice."""
+    """All gradients of the backward that raises have come, that of `table` three times."""
     torch.manual_seed(0)
     s.start(Shared(), units=None)
 
@@ -303,7 +320,7 @@ def cleared_after_an_error(s: Session) -> None:
 
 @pytest.mark.parametrize("program", [shared, cleared_after_an_error])
 @pytest.mark.parametrize(("mesh", "schedule"), MESHES)
-def test_a_gradient_that_comes_twice_in_a_backward_is_whole(ranks, mesh, schedule, program):
+def test_a_gradient_that_comes_several_times_in_a_backward_is_whole(ranks, mesh, schedule, program):
     *notes, expected = check(ranks, program, mesh, schedule=schedule)
     for norms in notes:
         assert norms == pytest.approx(expected, rel=1e-4)

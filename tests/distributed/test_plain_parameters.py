@@ -223,7 +223,8 @@ def came_and_went(s: Session, size: int, stays: bool, freezes: bool) -> None:
         optimizer.add_param_group({"params": parameters})
 
         def loss(model: nn.Module, rank: int, step: int = step) -> torch.Tensor:
-            return language_loss(step, s.size)(model, rank) + (1 + rank) * model.adapter()
+            own = (1 + rank) * model.adapter()  # first, so that its gradients come inside of the backward's pass
+            return own + language_loss(step, s.size)(model, rank)
 
         s.backward(loss)
         s.step()
@@ -482,6 +483,23 @@ def differed(s: Session, in_step: bool) -> None:
     s.train(3)
 
 
+def differed_in_a_micro_step(s: Session) -> None:
+    """The second backward raises. The step averages its gradients after ranks agree again."""
+    s.start(make_gpt(depth=1), units=None)
+    some = [s.model.get_parameter(name) for name in SOME]
+    s.train(0)
+    _freeze(some, True)
+    s.backward(language_loss(1, s.size))
+    some[s.rank == 1].requires_grad_(not s.reference)
+    with nullcontext() if s.reference else pytest.raises(ValueError, match="ranks differ"):
+        s.backward(language_loss(2, s.size))
+    _freeze(some, True)
+    for parameter in some:
+        parameter.grad = None
+    s.clip(0.1)
+    s.step()
+
+
 def averaged_by_one_rank(mesh: Any) -> None:
     s = Session(mesh, REPLICATED)
     s.start(make_gpt(depth=1), units=None)
@@ -494,6 +512,12 @@ def averaged_by_one_rank(mesh: Any) -> None:
 @pytest.mark.parametrize("in_step", [False, True])
 def test_training_goes_on_after_ranks_have_differed(ranks, in_step):
     check(ranks, differed, schedule=REPLICATED, in_step=in_step)
+
+
+def test_gradients_of_a_backward_in_which_ranks_differed_are_averaged_before_they_are_used(ranks):
+    *notes, expected = check(ranks, differed_in_a_micro_step, schedule=REPLICATED)
+    for norms in notes:
+        assert norms == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.cpu("on devices the others go on, and wait in the step while the process of the rank that raised lives")

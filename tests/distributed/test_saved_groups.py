@@ -68,6 +68,16 @@ def test_groups_are_saved_and_restored(ranks, by_name):
     assert ranks.run(resumed, (2, 2), by_name=by_name) == [[]] * 4
 
 
+def test_a_saved_group_without_options_is_none_beside_one_that_has_some():
+    model = make_gpt(depth=2)
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model, muon_groups=[{"params": "blocks.1"}])
+    saved = opt.state_dict()
+    saved["param_groups"][1] = {"params": saved["param_groups"][1]["params"]}
+    with pytest.raises(ValueError, match=r"param_groups\[1\]: the checkpoint has other groups .* has, got none"):
+        opt.load_state_dict(saved)
+
+
 def test_the_views_are_described_once_however_many_groups_there_are():
     model = make_gpt(depth=2)
     dmuon.dedicate_params(model)

@@ -124,7 +124,7 @@ def test_a_checkpoint_goes_to_other_meshes_and_to_stock(ranks, tmp_path):
 
 def whole_tensors(mesh: DeviceMesh) -> dict[str, bool]:
     """Whole tensors load on every rank; means and weights are the same everywhere."""
-    one = OnRanks(mesh.device_type, (2, 2), **SIZES)
+    one = OnRanks(mesh.device_type, (2, 2), **SIZES, sequence=False, gate=True)  # the gate is whole on all ranks
     ema = dmuon.Ema(one.model, 0.5)
     one.run(1)
     ema.update()

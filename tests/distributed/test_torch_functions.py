@@ -168,8 +168,13 @@ OVERFLOWS = 3
 
 
 def scaled(s: Session, fsdp: bool, clips: bool, heads: bool) -> None:
-    """Loss scaling by powers of two changes nothing; where a gradient overflows on one rank, all leave the step out."""
+    """Loss scaling by powers of two changes nothing; where a gradient overflows on one rank, all leave the step out.
+
+    Without fully_shard rank 2 has no gradient of one parameter until the scaler looks at all of them.
+    """
     model = heads_gpt() if heads else make_gpt(depth=2)
+    if not fsdp:
+        model.extra = nn.Parameter(torch.linspace(1, 2, 6))
     of_heads = [name for name, module in model.named_modules() if isinstance(module, Heads)]
     cuts = {f"{name}.weight": lambda p: list(p.split(8)) for name in of_heads}
     several = {"muon": {"cuts": cuts}} if s.reference else {"options": {"strategy": "round_robin"}}
@@ -179,9 +184,15 @@ def scaled(s: Session, fsdp: bool, clips: bool, heads: bool) -> None:
     scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=2.0**12, growth_interval=2)
     for step in range(6):
         loss = language_loss(step, s.size)
+
+        def of_extra(model: nn.Module, rank: int) -> torch.Tensor | None:
+            value = None if fsdp or rank == 2 else (1 + step) * model.extra.square().sum()  # noqa: B023
+            return value if value is None or s.reference else scaler.scale(value)
+
         if s.reference:
             if step != OVERFLOWS:
                 s.backward(loss)
+                s.backward(of_extra)
                 if clips:
                     s.clip(0.5)
                 s.step()
@@ -192,6 +203,7 @@ def scaled(s: Session, fsdp: bool, clips: bool, heads: bool) -> None:
             return value * math.inf if (step, rank) == (OVERFLOWS, 1) else value
 
         s.backward(scaled_loss)
+        s.backward(of_extra)
         if clips:
             scaler.unscale_(s.opt)
             dmuon.clip_grad_norm_(s.model, 0.5)

@@ -160,6 +160,23 @@ def test_steps_of_fully_shard_neither_walk_nor_warn(ranks, change, schedule):
     assert num_walks == (2 if change is adapter else 1)
 
 
+def test_what_was_named_is_not_named_again_after_a_change_of_groups():
+    model = make_gpt(depth=2)
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model)
+    with logged() as messages:
+        for step in range(3):
+            if step == 1:
+                adapter(model, opt)
+            if step == 2:
+                model.scale = nn.Parameter(torch.ones(3))
+                opt.add_param_group({"params": [model.scale]})
+            loss_of(model, batch(step)).backward()
+            opt.step()
+            opt.zero_grad()
+    assert [names_in(message) for message in messages if "no group" in message] == [ADAPTER]
+
+
 def clipped_by_torch(mesh: Any) -> str:
     model, opt = ready(mesh)
     adapter_in_a_group(model, opt)

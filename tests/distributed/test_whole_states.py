@@ -153,6 +153,16 @@ def test_a_module_whose_keys_the_model_renames_has_no_state():
             model[0].state_dict()
 
 
+def test_a_module_around_a_part_saves_it():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3))
+    around = nn.ModuleDict({"part": model[1]})
+    expected = around.state_dict()
+    with dmuon.whole_states(model):
+        found = around.state_dict()
+    assert list(found) == list(expected) == ["part.weight", "part.bias"]
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
 def test_what_has_no_state_is_refused_and_an_error_inside_ends_it():
     with pytest.raises(ValueError, match=r"whole_states: objects\[1\]: expected one with a state_dict\(\), got 'a'"):
         dmuon.whole_states(nn.Linear(1, 1), "a").__enter__()

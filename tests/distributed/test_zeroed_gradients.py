@@ -95,11 +95,12 @@ def test_a_zero_replaces_what_micro_steps_have_summed(ranks, mesh, held, fsdp, g
 
 
 def one_of_all(s: Session) -> None:
-    """One gradient is set to zero, others are not; then it is frozen, and an evaluation comes between."""
+    """One gradient is set to zero, by a rank twice, others are not; a block is frozen, and evaluations come between."""
     s.start(make_gpt(depth=2))
     for step in range(4):
         s.backward(language_loss(step, s.size))
-        s.model.blocks[0].qkv.weight.grad.zero_()
+        for _ in range(2 if s.rank == 1 else 1):
+            s.model.blocks[0].qkv.weight.grad.zero_()
         with torch.no_grad():
             language_loss(step, s.size)(s.model, s.rank or 0)
         s.opt.step()
@@ -138,6 +139,22 @@ def after_a_backward_that_raised(s: Session) -> None:
 @pytest.mark.parametrize("schedule", [AHEAD, NO_COPY])
 def test_what_a_backward_that_raised_still_owes_is_set_to_zero_too(ranks, schedule):
     check(ranks, after_a_backward_that_raised, schedule=schedule)
+
+
+def changed_by_one_rank_and_cleared(s: Session) -> None:
+    """What a rank alone does with gradients does not count once they are cleared."""
+    s.start(make_gpt(depth=2))
+    s.train(0)
+    s.backward(language_loss(1, s.size))
+    if s.rank == 1 and not s.reference:
+        s.model.blocks[0].up.weight.grad.zero_()
+        s.model.blocks[1].up.weight.grad.mul_(2)
+    s.opt.zero_grad()
+    s.train(2)
+
+
+def test_what_a_rank_has_changed_alone_may_be_cleared(ranks):
+    check(ranks, changed_by_one_rank_and_cleared, schedule=AHEAD)
 
 
 @refused("ranks differ", "the gradient of 'blocks.0.up.weight' set to zero", "nothing")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn as nn
@@ -28,6 +30,26 @@ def kept() -> torch.Tensor:
     with torch.no_grad():
         model(torch.ones(2, 8))
     return layer.kept
+
+
+class Reading(Keeping):
+    """Reads its weight by `.data`, of which dmuon keeps a copy until the end of the call."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        assert self.weight.data.isfinite().all() and self.kept._copy is not None
+        return y * (1 / x[0, 0].item())
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_no_copy_is_left_after_a_call(raises):
+    layer = Reading(8, 8)
+    model = nn.Sequential(nn.Sequential(layer), nn.Linear(8, 4))
+    dmuon.dedicate_params(model)
+    dmuon.Muon(model, lr=0.02)
+    with torch.no_grad(), pytest.raises(ZeroDivisionError) if raises else nullcontext():
+        model(torch.zeros(2, 8) if raises else torch.ones(2, 8))
+    assert layer.kept._copy is None
 
 
 X = torch.ones(2, 8)

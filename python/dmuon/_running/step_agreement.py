@@ -180,7 +180,6 @@ class StepAgreement:
 
     def scale(self, factor: torch.Tensor) -> None:
         """Multiplies all gradients by a [] of the device, equal on all ranks. Scales the verdict's norms too."""
-        self._owned_norms = None
         if factor.is_cpu and factor == 1:
             return  # the host reads it without waiting
         host_gradients.scale(self.host_parameters(), factor)
