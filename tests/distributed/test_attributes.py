@@ -58,10 +58,7 @@ def marked_for_adamw(model: nn.Module) -> list[nn.Parameter]:
 
 
 def attributes_of(mesh: Any, start: str) -> None:
-    """Sets an attribute, named after the moment, at each moment, and expects all of them from then on.
-
-    Another one, `latest`, is set anew each time.
-    """
+    """Sets an attribute, named after the moment, at each moment, and `latest` anew. Expects all of them from then on."""
     model = build("meta" if start == "meta" else "cpu")
     marks: dict[str, dict[str, Mark]] = {}
     seen = 0
