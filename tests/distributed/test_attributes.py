@@ -58,10 +58,9 @@ def marked_for_adamw(model: nn.Module) -> list[nn.Parameter]:
 
 
 def attributes_of(mesh: Any, start: str) -> None:
-    """Sets an attribute, named after the moment, at each moment, and `latest` anew. Expects all of them from then on."""
+    """Sets an attribute, named after the moment, at each moment, and `latest` anew. Expects them from then on."""
     model = build("meta" if start == "meta" else "cpu")
-    marks: dict[str, dict[str, Mark]] = {}
-    seen = 0
+    marks, seen = dict[str, dict[str, Mark]](), 0
 
     def mark(when: str) -> None:
         """Of tied parameters the last mark counts."""
