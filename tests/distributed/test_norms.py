@@ -9,7 +9,8 @@ import pytest
 import torch
 from mixture import make_mixture, select
 from models import make_gpt, part
-from scenario import Session, check, language_loss
+from scenario import Session, blocks_of, check, language_loss
+from torch.distributed.fsdp import fully_shard
 from training import AHEAD, KEPT, LR, NO_COPY, ON_DEMAND, dedicate, place_of, shard, weights_of
 
 import dmuon
@@ -26,8 +27,12 @@ def plain_norms(model: Any, gradients: bool) -> dict[str, float]:
     return {name: float((p.grad if gradients else p.detach()).norm()) for name, p in named.items()}
 
 
-def logged(s: Session, fsdp: bool) -> None:
-    s.start(make_gpt(depth=2), **({} if fsdp else {"units": None}))
+def logged(s: Session, sharded: str) -> None:
+    def shard_blocks(model: Any) -> None:
+        for block in model.blocks if sharded == "blocks" and not s.reference else ():
+            fully_shard(block, mesh=s.mesh)
+
+    s.start(make_gpt(depth=2), blocks_of if sharded == "all" else None, prepare=shard_blocks)
     for step in range(3):
         s.backward(language_loss(step, s.size), scale=0.5)
         s.backward(language_loss(step + 5, s.size), scale=0.5)
@@ -39,11 +44,17 @@ def logged(s: Session, fsdp: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "schedule", "fsdp"),
-    [((2, 2), AHEAD, True), ((4,), KEPT, True), ((3,), NO_COPY, False), ((1,), ON_DEMAND, False)],
+    ("mesh", "schedule", "sharded"),
+    [
+        ((2, 2), AHEAD, "all"),
+        ((4,), KEPT, "all"),
+        ((4,), AHEAD, "blocks"),
+        ((3,), NO_COPY, "nothing"),
+        ((1,), ON_DEMAND, "nothing"),
+    ],
 )
-def test_norms_are_those_of_one_process(ranks, mesh, schedule, fsdp):
-    *notes, expected = check(ranks, logged, mesh, schedule=schedule, fsdp=fsdp)
+def test_norms_are_those_of_one_process(ranks, mesh, schedule, sharded):
+    *notes, expected = check(ranks, logged, mesh, schedule=schedule, sharded=sharded)
     for note in notes:
         assert note == notes[0]  # every bit
         for got, norms in zip(note, expected, strict=True):

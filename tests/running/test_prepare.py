@@ -188,7 +188,8 @@ def test_whoever_goes_on_with_the_replaced_optimizer_gets_an_error():
     model, optimizer, _ = made(accelerator)
     old = optimizer.optimizer
     dmuon.prepare(accelerator, model, optimizer, **LRS)
-    with pytest.raises(ValueError, match=r"prepare: the trainer goes on with its AdamW, in whose place dmuon.prepare"):
+    assert repr(old) == "AdamW in whose place dmuon.Muon is"
+    with pytest.raises(AttributeError, match=r"prepare: the trainer goes on with its AdamW, in whose place"):
         lr_scheduler.LambdaLR(old, lambda step: 1.0)
 
 
@@ -200,3 +201,32 @@ def test_rates_of_groups_that_count_no_more_are_pointed_out(caplog, differ):
         optimizer.optimizer.param_groups[0]["lr"] = 0.1
     dmuon.prepare(accelerator, model, optimizer, **LRS)
     assert ("groups with rates of their own, which count no more" in caplog.text) == differ
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Takes its groups from an optimizer inside, as schedule-free ones do."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._inside = optimizer
+        self.state = optimizer.state
+
+    @property
+    def param_groups(self) -> Any:
+        return self._inside.param_groups
+
+
+class Final(torch.optim.SGD):
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        raise TypeError
+
+
+@pytest.mark.parametrize("kind", ["no rate", "wrapper", "final"])
+def test_any_optimizer_is_replaced(kind):
+    accelerator = Accelerator()
+    model, optimizer, _ = made(accelerator)
+    inside = torch.optim.AdamW(model.parameters()) if kind != "final" else Final(model.parameters())
+    if kind == "no rate":
+        inside.param_groups[0]["lr"] = None
+    optimizer.optimizer = Wrapper(inside) if kind == "wrapper" else inside
+    _, replaced, _ = dmuon.prepare(accelerator, model, optimizer, **LRS)
+    assert isinstance(replaced.optimizer, dmuon.Muon)

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import gc
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -107,6 +107,10 @@ class PlainGradients:
     def _listen(self) -> None:
         calls = (WeakCall(call, self, gone=_GONE) for call in (PlainGradients._send_early, PlainGradients._average))
         self._engine.set_other_gradients(*calls)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """The plain parameters that groups have had, as far as they live."""
+        return iter(self._parameters)
 
     def __contains__(self, parameter: torch.Tensor) -> bool:
         return parameter in self._parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import weakref
@@ -83,25 +84,31 @@ def prepare(
     # Again, because the trainer and its scheduler hold this object. It also keeps the method of a scaled step, which a
     # scheduler has replaced by now.
     del prepared._dmuon
-    _retire(old, speaks=dedication_of(model, "prepare").ranks.owner == 0)
     prepared.__init__(muon, device_placement=False, scaler=prepared.scaler)
+    _retire(old, speaks=dedication_of(model, "prepare").ranks.owner == 0)
     return model, prepared, scheduler if made is None else accelerator.prepare_scheduler(made)
 
 
 def _retire(old: Any, speaks: bool) -> None:
     """Lets a use of the replaced optimizer raise: a scheduler of it, for example, would change no rate of Muon's."""
-    kind, groups = type(old), vars(old).pop("param_groups")
-    if speaks and len({float(group.get("initial_lr", group.get("lr", 0))) for group in groups}) > 1:
+    rates = [group.get("initial_lr", group.get("lr")) for group in old.param_groups]
+    if speaks and any(rate != rates[0] for rate in rates):
         logger.warning(_RATES)
+    kind = type(old)
 
     def refuse(_: Any) -> NoReturn:
-        raise ValueError(
+        raise AttributeError(
             f"prepare: the trainer goes on with its {kind.__name__}, in whose place dmuon.prepare has "
             "put dmuon.Muon. Expected: the optimizer that prepare returns, also for a scheduler: "
             "super().create_scheduler(num_training_steps, self.optimizer) in Transformers' Trainer."
         )
 
-    old.__class__ = type(kind.__name__, (kind,), {"param_groups": property(refuse)})
+    def shows(_: Any) -> str:
+        return f"{kind.__name__} in whose place dmuon.Muon is"
+
+    with contextlib.suppress(TypeError):  # some classes allow no other in their place
+        old.__class__ = type(kind.__name__, (kind,), {"param_groups": property(refuse), "__repr__": shows})
+        vars(old).pop("param_groups", None)
 
 
 def _check_plugin(accelerator: Any) -> None:

@@ -91,7 +91,6 @@ class Runtime:
         self.engine.before_end_of_backward(WeakCall(Runtime._end_uses, self))
         for module, order in dedication.known.items():
             restore_order(module, order)
-        dedication.known.clear()  # else it would hold modules that leave the model
         self.plain = PlainGradients(model, dedication, self.engine, optimizer)
         dtypes = [placeholder.dtype for placeholder in self.placeholders]
         self.shards = OwnedShards(self.transfers, self.leaves, dtypes, states, self.ranks, dedication.mesh)

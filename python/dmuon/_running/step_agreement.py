@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from torch.distributed.tensor import DTensor
 
 from dmuon import _C
 from dmuon._running import host_gradients
@@ -186,27 +185,10 @@ class StepAgreement:
         self._engine.scale_gradients(factor)
 
     def owned_norms(self) -> tuple[torch.Tensor, ...]:
-        """Returns [] fp32 for each leaf: the 2-norm of its gradient. Computed once a verdict, for torch's clipping.
-
-        Raises:
-            ValueError: torch could not add them to norms of other parameters.
-        """
+        """Returns [] fp32 for each leaf: the 2-norm of its gradient. Computed once a verdict, for torch's clipping."""
         if self._owned_norms is None or self._engine.verdict() is None:
-            self._refuse_mixed_norms()
             self._owned_norms = of_leaves(self.verdict().norms(), self.runtime.parts)
         return self._owned_norms
-
-    def _refuse_mixed_norms(self) -> None:
-        runtime = self.runtime
-        runtime.show_placeholders()
-        plain = runtime.plain_of([*runtime.model.parameters(), *self.host_parameters()])
-        mixed = [p for p in plain if p.requires_grad and (runtime.fsdp_modules or isinstance(p, DTensor))]
-        if mixed and runtime.ranks.num_slots > 1:
-            raise ValueError(
-                "dmuon: a norm of torch's with parameters of which fully_shard manages some and others not, or of "
-                "tensor parallelism: torch adds up norms of one kind alone. Expected: "
-                "dmuon.clip_grad_norm_(model, max_norm)."
-            )
 
     def note_step(self) -> None:
         """Notes the hyperparameters of a step, for the next message to compare: a step after clipping sends none."""

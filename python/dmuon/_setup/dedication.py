@@ -58,6 +58,11 @@ class Dedication:
     guards: list[Handle] = dataclasses.field(default_factory=list)  # against early use
     runtime: Any = None  # from Muon on a Runtime, whose class this package may not import
 
+    def begin_training(self, runtime: Any) -> None:
+        """Ends the setup."""
+        self.known.clear()  # else it would hold modules that leave the model
+        self.runtime = runtime
+
 
 def dedication_of(model: nn.Module, function: str) -> Dedication:
     """Returns the dedication of a model.

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import torch
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dmuon._setup.leaf import Leaf
@@ -36,7 +37,7 @@ def former_parameters(model: nn.Module) -> WeakIdKeyDictionary:
 
 def is_swapped(parameter: torch.Tensor) -> bool:
     """True if `Module.to` swaps the parameter, which PyTorch refuses for a tensor with a weak reference."""
-    return isinstance(parameter, DTensor) or torch.__future__.get_swap_module_params_on_conversion()
+    return is_traceable_wrapper_subclass(parameter) or torch.__future__.get_swap_module_params_on_conversion()
 
 
 def note_former(former: WeakIdKeyDictionary, leaves: Sequence[Leaf]) -> None:
