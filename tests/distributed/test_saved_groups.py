@@ -195,6 +195,14 @@ def test_a_state_with_text_for_keys_is_refused_and_what_a_user_put_there_comes_b
         opt.load_state_dict(as_json)
     opt.load_state_dict({**saved, "state": {**saved["state"], "note": 3}})
     assert opt.state["note"] == 3
+    matrix = next(iter(opt._leaf_of))
+    opt.state[matrix].update(exp_avg=torch.ones(2), exp_avg_sq=torch.ones(2))
+    saved = opt.state_dict()
+    opt.load_state_dict(saved)
+    assert opt.state[matrix]["exp_avg"].equal(torch.ones(2))
+    saved["state"][0]["step"] = torch.tensor(1.0)
+    with pytest.raises(ValueError, match=r"state of 'blocks.0.qkv.weight': expected Muon's, got AdamW's, one with"):
+        opt.load_state_dict(saved)
 
 
 def test_ranks_whose_groups_differ_later_raise(ranks):

@@ -11,6 +11,7 @@ import torch.nn as nn
 from models import Heads, heads_gpt, make_gpt
 from refusals import REFUSED, Refusals, expect_refusal
 from scenario import LossOf, Session, check, language_loss
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from training import AHEAD, FAR_AHEAD, KEPT, NO_COPY, REPLICATED
@@ -89,6 +90,17 @@ def foreach_functions(mesh: Any, fsdp: bool) -> None:
         assert torch.equal(whole(gradients[0]), before)  # refused before anything has changed
 
 
+@refused("a norm of torch's with parameters of which fully_shard manages some and others not", "dmuon.clip_grad_norm_")
+def clipped_beside_plain_parameters(mesh: Any) -> None:
+    model = make_gpt(depth=1)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    s = Session(mesh, AHEAD)
+    s.start(model, units=None)
+    s.backward(language_loss(0, s.size))
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
 @pytest.mark.parametrize(REFUSED, refused)
 def test_other_foreach_functions_are_refused(ranks, program, options, words):
     expect_refusal(ranks, program, options, words)
@@ -102,6 +114,26 @@ def some_clipped(s: Session) -> None:
         for block in s.model.blocks:
             s.notes.append(number(nn.utils.clip_grad_norm_(block.parameters(), 0.1)))
         s.step()
+
+
+def clipped_after_another_has_left(s: Session) -> None:
+    s.start(make_gpt(depth=2))
+    extra = nn.Parameter(torch.ones(3))
+    if not s.reference:
+        s.opt.add_param_group({"params": [extra]})
+    s.train(0)
+    if not s.reference:
+        s.opt.param_groups.pop()
+        s.opt.state.pop(extra, None)
+    s.train(1)
+    s.backward(language_loss(2, s.size))
+    s.notes.append(number(nn.utils.clip_grad_norm_(s.model.parameters(), 0.3)))
+    s.step()
+
+
+def test_torchs_clipping_does_not_mind_parameters_that_have_left(ranks):
+    *notes, expected = check(ranks, clipped_after_another_has_left, schedule=AHEAD)
+    assert [note == pytest.approx(expected, rel=1e-4) for note in notes] == [True] * len(notes)
 
 
 def test_a_part_of_a_model_is_clipped_by_itself(ranks):

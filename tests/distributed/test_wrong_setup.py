@@ -12,7 +12,7 @@ from models import batch, loss_of, make_gpt
 from pool import make_mesh
 from refusals import REFUSED, Refusals, dedicated, expect_refusal, messages_of, ready
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from training import shard
+from training import AHEAD, dedicate, shard
 
 import dmuon
 
@@ -118,10 +118,13 @@ def muon_twice(mesh: Any) -> None:
 INTERRUPTED = "Muon: model: an earlier Muon(model) was interrupted or has failed"
 
 
-@refused(INTERRUPTED, "a new model", at="start.add_hooks")
-@refused(INTERRUPTED, "a new model", at="muon.InnerAdamW")
-def after_an_interrupted_one(mesh: Any, at: str) -> None:
-    model = dedicated(mesh)
+@refused(INTERRUPTED, "a new model", at="start.add_hooks", matrices=True)
+@refused(INTERRUPTED, "a new model", at="muon.InnerAdamW", matrices=True)
+@refused(INTERRUPTED, "a new model", at="muon.InnerAdamW", matrices=False)
+def after_an_interrupted_one(mesh: Any, at: str, matrices: bool) -> None:
+    model = dedicated(mesh) if matrices else nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4))
+    if not matrices:
+        dedicate(model, mesh, AHEAD)
     interrupt = mock.patch(f"dmuon._running.{at}", side_effect=KeyboardInterrupt)
     with interrupt, pytest.raises(KeyboardInterrupt):
         dmuon.Muon(model)

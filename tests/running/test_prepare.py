@@ -189,7 +189,7 @@ def test_whoever_goes_on_with_the_replaced_optimizer_gets_an_error():
     old = optimizer.optimizer
     dmuon.prepare(accelerator, model, optimizer, **LRS)
     assert repr(old) == "AdamW in whose place dmuon.Muon is"
-    with pytest.raises(AttributeError, match=r"prepare: the trainer goes on with its AdamW, in whose place"):
+    with pytest.raises(ValueError, match=r"prepare: the trainer goes on with its AdamW, in whose place"):
         lr_scheduler.LambdaLR(old, lambda step: 1.0)
 
 
@@ -228,5 +228,9 @@ def test_any_optimizer_is_replaced(kind):
     if kind == "no rate":
         inside.param_groups[0]["lr"] = None
     optimizer.optimizer = Wrapper(inside) if kind == "wrapper" else inside
+    old = optimizer.optimizer
     _, replaced, _ = dmuon.prepare(accelerator, model, optimizer, **LRS)
     assert isinstance(replaced.optimizer, dmuon.Muon)
+    for use in (lambda: lr_scheduler.LambdaLR(old, lambda step: 1.0), old.step):
+        with pytest.raises((ValueError, AttributeError)):
+            use()

@@ -17,6 +17,11 @@ from dmuon._setup.ranks import rows_of
 from dmuon._setup.sharded import fsdp_modules, managed_by_fsdp
 from dmuon._setup.units import Unit
 
+_FAILED = (
+    "Muon: model: an earlier Muon(model) was interrupted or has failed, and has changed the model. Expected: a new "
+    "model for dedicate_params and Muon."
+)
+
 
 def check_parameters(model: nn.Module, dedication: Dedication, facts: list[str]) -> None:
     """Checks the parameters: Muon would not update new ones, and nobody would train removed ones.
@@ -30,14 +35,13 @@ def check_parameters(model: nn.Module, dedication: Dedication, facts: list[str])
     """
     modules = dict(model.named_modules())
     present = set(modules.values())
+    if dedication.known is None:
+        raise ValueError(_FAILED)
     whole = "after dedicate_params. Expected: the whole model, as it is trained, at dedicate_params."
     for leaf in dedication.leaves:
         for place in leaf.places:
             if place.state in (State.PLACEHOLDER, State.WEIGHT):
-                raise ValueError(
-                    "Muon: model: an earlier Muon(model) was interrupted or has failed, and the matrices have lost "
-                    "their values. Expected: a new model for dedicate_params and Muon."
-                )
+                raise ValueError(_FAILED)
             if place.module not in present or place.is_replaced():
                 raise ValueError(f"Muon: model: '{leaf.name}' or its module was replaced or removed {whole}")
     for path, module in modules.items():

@@ -170,7 +170,7 @@ class Muon(torch.optim.Optimizer):
             super().__init__([*of_muon, *of_adamw], {**muon})
             self.state.update(self._matrix_states.made())
         self._is_made = True
-        dedication.begin_training(self._runtime)  # last, so that no call goes on with a half-made optimizer
+        dedication.runtime = self._runtime  # last, so that no call goes on with a half-made optimizer
 
     # ---- groups ----
 

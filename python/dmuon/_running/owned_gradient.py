@@ -64,8 +64,9 @@ class Gradient:
     def norm(self) -> torch.Tensor:
         """Returns the 2-norm of the mean over all ranks, in a form that combines with norms of FSDP2's gradients."""
         runtime = self._alive()
-        plain = [p for p in runtime.plain if p.requires_grad and runtime.ranks.num_slots > 1]
-        if (runtime.fsdp_modules and plain) or any(isinstance(p, DTensor) for p in plain):
+        plain = runtime.plain.travelling if runtime.ranks.num_slots > 1 else ()  # equal on all ranks
+        is_parallel = runtime.ranks.tensor_parallel > 1
+        if plain and (runtime.fsdp_modules or (is_parallel and any(isinstance(p, DTensor) for p in plain))):
             raise ValueError(
                 "dmuon: a norm of torch's with parameters of which fully_shard manages some and others not, or of "
                 "tensor parallelism: torch adds up norms of one kind alone. Expected: "

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import gc
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +23,7 @@ from dmuon._running.plain_parameters import PlainParameters
 from dmuon._running.weak_call import WeakCall
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import made_slots_group, slots_group
+from dmuon._setup.members import is_swapped
 from dmuon._setup.slices import local_part
 
 LARGE = 2**18  # elements of a gradient that is a message of its own
@@ -108,9 +109,10 @@ class PlainGradients:
         calls = (WeakCall(call, self, gone=_GONE) for call in (PlainGradients._send_early, PlainGradients._average))
         self._engine.set_other_gradients(*calls)
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        """The plain parameters that groups have had, as far as they live."""
-        return iter(self._parameters)
+    @property
+    def travelling(self) -> Collection[torch.Tensor]:
+        """The parameters that train on any rank, as all ranks agreed last."""
+        return self._parameters.travelling
 
     def __contains__(self, parameter: torch.Tensor) -> bool:
         return parameter in self._parameters
@@ -338,4 +340,4 @@ class PlainGradients:
 
 
 def _large_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    return [parameter for parameter in parameters if parameter.numel() >= LARGE and not isinstance(parameter, DTensor)]
+    return [parameter for parameter in parameters if parameter.numel() >= LARGE and not is_swapped(parameter)]

@@ -91,13 +91,10 @@ def prepare(
 
 def _retire(old: Any, speaks: bool) -> None:
     """Lets a use of the replaced optimizer raise: a scheduler of it, for example, would change no rate of Muon's."""
-    rates = [group.get("initial_lr", group.get("lr")) for group in old.param_groups]
-    if speaks and any(rate != rates[0] for rate in rates):
-        logger.warning(_RATES)
     kind = type(old)
 
-    def refuse(_: Any) -> NoReturn:
-        raise AttributeError(
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise ValueError(
             f"prepare: the trainer goes on with its {kind.__name__}, in whose place dmuon.prepare has "
             "put dmuon.Muon. Expected: the optimizer that prepare returns, also for a scheduler: "
             "super().create_scheduler(num_training_steps, self.optimizer) in Transformers' Trainer."
@@ -106,9 +103,14 @@ def _retire(old: Any, speaks: bool) -> None:
     def shows(_: Any) -> str:
         return f"{kind.__name__} in whose place dmuon.Muon is"
 
-    with contextlib.suppress(TypeError):  # some classes allow no other in their place
-        old.__class__ = type(kind.__name__, (kind,), {"param_groups": property(refuse), "__repr__": shows})
-        vars(old).pop("param_groups", None)
+    with contextlib.suppress(Exception):  # of any class, which may have groups of its own kind
+        rates = [group.get("initial_lr", group.get("lr")) for group in old.param_groups]
+        if speaks and any(rate != rates[0] for rate in rates):
+            logger.warning(_RATES)
+    replaced = {"param_groups": property(refuse), "step": refuse, "zero_grad": refuse, "__repr__": shows}
+    with contextlib.suppress(Exception):  # some classes allow no other in their place
+        old.__class__ = type(kind.__name__, (kind,), replaced)
+    vars(old).pop("param_groups", None)
 
 
 def _check_plugin(accelerator: Any) -> None:

@@ -89,7 +89,7 @@ class Runtime:
         self.cast_places: list[Place] = []  # of leaves whose compute dtype is another
         self.weights = [self._bind(index, dedication.mp_policy) for index in range(len(units))]
         self.engine.before_end_of_backward(WeakCall(Runtime._end_uses, self))
-        for module, order in dedication.known.items():
+        for module, order in (dedication.known or {}).items():
             restore_order(module, order)
         self.plain = PlainGradients(model, dedication, self.engine, optimizer)
         dtypes = [placeholder.dtype for placeholder in self.placeholders]

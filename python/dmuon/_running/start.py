@@ -122,6 +122,7 @@ def start(
     plan = make_plan(dedication, units, muon, device, tuned)
     with agreement(dedication.ranks, "Muon"):  # an owner may lack memory, for example
         runtime = Runtime(model, dedication, plan, units, device, tuned, optimizer, rule_of(muon))
+        dedication.known = None  # it holds modules that may leave the model
         add_hooks(runtime)
         ModelState(runtime)
         first_values = FirstValues(runtime, dedication)

@@ -170,7 +170,7 @@ def _merged(number: int, current: dict[str, Any], saved: dict[str, Any], first_l
 
 def _read_leaf(loaded: LoadedState, index: int, name: str, state: Any, shards: OwnedShards) -> dict[str, Any]:
     """Adds owners' tensors to `loaded`. Returns the rest of the state, which is the user's."""
-    of_adamw = {"exp_avg", "exp_avg_sq"}  # beside Muon's if a trainer has filled up a former AdamW's
+    of_adamw = {"step", "exp_avg", "exp_avg_sq"}  # beside Muon's if a trainer has filled up a former AdamW's
     if isinstance(state, Mapping) and of_adamw <= state.keys() and of_adamw.isdisjoint(shards.states):
         raise ValueError(
             f"{_LOAD}: state of '{name}': expected Muon's, got AdamW's, {_described(state)}: the checkpoint is of "

@@ -47,7 +47,7 @@ class Dedication:
     planning: Planning
     across_ranks: AcrossRanks
     schedule: StepOptions
-    known: dict[nn.Module, dict[str, bool]]  # until Muon, by module: its parameters in order, True if trainable
+    known: dict[nn.Module, dict[str, bool]] | None  # until Muon, by module: its parameters in order, True if trainable
     chosen_units: list[tuple[nn.Module, ...]]  # the modules of each unit that the user chose
     attributes: Attributes | None  # until Muon
     former: WeakIdKeyDictionary  # names of parameters that the model had, and that users may still have
@@ -57,11 +57,6 @@ class Dedication:
     ablation: Ablation = dataclasses.field(default_factory=Ablation)
     guards: list[Handle] = dataclasses.field(default_factory=list)  # against early use
     runtime: Any = None  # from Muon on a Runtime, whose class this package may not import
-
-    def begin_training(self, runtime: Any) -> None:
-        """Ends the setup."""
-        self.known.clear()  # else it would hold modules that leave the model
-        self.runtime = runtime
 
 
 def dedication_of(model: nn.Module, function: str) -> Dedication:
