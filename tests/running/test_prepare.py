@@ -214,6 +214,9 @@ class Wrapper(torch.optim.Optimizer):
     def param_groups(self) -> Any:
         return self._inside.param_groups
 
+    def step(self, closure: Any = None) -> Any:
+        return self._inside.step(closure)
+
 
 class Final(torch.optim.SGD):
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -227,8 +230,9 @@ def test_any_optimizer_is_replaced(kind):
     inside = torch.optim.AdamW(model.parameters()) if kind != "final" else Final(model.parameters())
     if kind == "no rate":
         inside.param_groups[0]["lr"] = None
-    optimizer.optimizer = Wrapper(inside) if kind == "wrapper" else inside
-    old = optimizer.optimizer
+    optimizer.optimizer = old = Wrapper(inside) if kind == "wrapper" else inside
+    if kind == "wrapper":
+        lr_scheduler.LambdaLR(old, lambda step: 1.0)  # which stores a `step` of its own in it
     _, replaced, _ = dmuon.prepare(accelerator, model, optimizer, **LRS)
     assert isinstance(replaced.optimizer, dmuon.Muon)
     for use in (lambda: lr_scheduler.LambdaLR(old, lambda step: 1.0), old.step):

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dmuon import _C
 from dmuon._running.blocking import blocking_message
@@ -23,7 +24,6 @@ from dmuon._running.plain_parameters import PlainParameters
 from dmuon._running.weak_call import WeakCall
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import made_slots_group, slots_group
-from dmuon._setup.members import is_swapped
 from dmuon._setup.slices import local_part
 
 LARGE = 2**18  # elements of a gradient that is a message of its own
@@ -340,4 +340,4 @@ class PlainGradients:
 
 
 def _large_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    return [parameter for parameter in parameters if parameter.numel() >= LARGE and not is_swapped(parameter)]
+    return [p for p in parameters if p.numel() >= LARGE and not is_traceable_wrapper_subclass(p)]  # see is_swapped

@@ -94,7 +94,7 @@ def _retire(old: Any, speaks: bool) -> None:
     kind = type(old)
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise ValueError(
+        raise ValueError(  # an AttributeError would ask the class's own __getattr__
             f"prepare: the trainer goes on with its {kind.__name__}, in whose place dmuon.prepare has "
             "put dmuon.Muon. Expected: the optimizer that prepare returns, also for a scheduler: "
             "super().create_scheduler(num_training_steps, self.optimizer) in Transformers' Trainer."
@@ -110,7 +110,8 @@ def _retire(old: Any, speaks: bool) -> None:
     replaced = {"param_groups": property(refuse), "step": refuse, "zero_grad": refuse, "__repr__": shows}
     with contextlib.suppress(Exception):  # some classes allow no other in their place
         old.__class__ = type(kind.__name__, (kind,), replaced)
-    vars(old).pop("param_groups", None)
+    for name in replaced:  # a scheduler stores `step` on the instance
+        vars(old).pop(name, None)
 
 
 def _check_plugin(accelerator: Any) -> None:
