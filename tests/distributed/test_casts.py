@@ -29,7 +29,7 @@ def casts_that_change_nothing(model: nn.Module) -> None:
 
 
 def cast_in_training(s: Session, takes_out: bool) -> None:
-    """Maybe without a norm in AdamW's groups, of which the first step warns."""
+    """Maybe AdamW's groups lack a norm. Then the first step warns."""
     s.start(make_gpt(depth=2))
     if takes_out:
         norm = s.model.get_parameter("norm.weight")

@@ -95,7 +95,7 @@ def test_a_step_that_was_interrupted_is_not_gone_on_with(ranks, on):
 
 
 def test_a_load_of_all_that_trains_makes_a_torn_step_good():
-    """By any of its names, if a parameter has several."""
+    """A parameter with several names may be loaded by any of them."""
     model = make_gpt(depth=1)
     model.alias = model.norm
     model.embedding.requires_grad_(False)

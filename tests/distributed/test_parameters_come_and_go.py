@@ -17,7 +17,7 @@ MESHES = [((2, 2), REPLICATED), ((1, 4), AHEAD), ((3,), NO_COPY)]
 
 
 class Adapted(nn.Module):
-    """A model and an adapter beside it."""
+    """Parameters that a loss reads beside a model."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

@@ -33,10 +33,10 @@ def check_parameters(model: nn.Module, dedication: Dedication, facts: list[str])
             replaced the module of a leaf. Wrappers around modules are no change. After a start on the meta device
             leaves may be frozen, because modules hold them.
     """
-    modules = dict(model.named_modules())
-    present = set(modules.values())
     if dedication.known is None:
         raise ValueError(_FAILED)
+    modules = dict(model.named_modules())
+    present = set(modules.values())
     whole = "after dedicate_params. Expected: the whole model, as it is trained, at dedicate_params."
     for leaf in dedication.leaves:
         for place in leaf.places:

@@ -111,7 +111,7 @@ class PlainParameters:
             if parameter.is_complex():
                 raise ValueError(f"dmuon: {name}: expected a real dtype, got {parameter.dtype}")
             line = f"{name} of shape {tuple(parameter.shape)}"
-            # What was idle may have had other values since. Ranks may have other slices of a DTensor.
+            # Ranks may have changed idle parameters apart. Of a DTensor they may have different slices.
             if parameter not in self.travelling and not isinstance(parameter, DTensor):
                 line += f", whose values have the checksum {int(checksum(parameter)):016x}"
             yield line

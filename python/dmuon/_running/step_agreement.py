@@ -49,7 +49,7 @@ class StepAgreement:
     optimizer: torch.optim.Optimizer  # its groups may come later
     rule: str  # of update, of all groups of matrices
     first_lrs: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)  # the constructor's, by algorithm
-    # What groups have had, but for plain parameters. May have no weak references, see is_swapped.
+    # Groups have had these, and plain parameters beside them. They may have no weak references, see is_swapped.
     members: set[torch.Tensor] = dataclasses.field(default_factory=set, init=False)
     after_step: AfterStep | None = dataclasses.field(default=None, init=False)
     torn: set[str] = dataclasses.field(default_factory=set, init=False)  # of "model", "optimizer": to be loaded

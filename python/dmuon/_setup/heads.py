@@ -76,7 +76,8 @@ def _projections(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, to
 
 def _last(projections: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
     """Returns the last projection; if PEFT has copies of it, for several adapters, all of these."""
-    return [(path, weight) for path, weight in projections if _plain(path) == _plain(projections[-1][0])]
+    last = _plain(projections[-1][0]) if projections else ""
+    return [(path, weight) for path, weight in projections if _plain(path) == last]
 
 
 def _named_as_head(path: str) -> bool:
