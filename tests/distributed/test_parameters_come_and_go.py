@@ -51,8 +51,11 @@ def test_added_parameters_train_from_the_next_backward_on(ranks, mesh, schedule,
         assert norms == pytest.approx(expected, rel=1e-4)
 
 
-def came_and_went(s: Session, size: int, stays: bool, freezes: bool) -> None:
-    """Parameters leave their group and, unless they stay, the model: other optimizers may train what stays."""
+def came_and_went(s: Session, size: int, stays: bool, freezes: bool, cleared: bool = True) -> None:
+    """Parameters leave their group and, unless they stay, the model: other optimizers may train what stays.
+
+    Their gradients may not be cleared before.
+    """
     s.start(make_gpt(depth=2), units=None)
     optimizer = s.opt.adamw if s.reference else s.opt
     for step in range(0, 4, 2):
@@ -65,7 +68,12 @@ def came_and_went(s: Session, size: int, stays: bool, freezes: bool) -> None:
             return own + language_loss(step, s.size)(model, rank)
 
         s.backward(loss)
+        gradients = [p.grad for p in parameters]
         s.step()
+        if not cleared:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+        gradients = []
         optimizer.param_groups.pop()
         for parameter in parameters:
             optimizer.state.pop(parameter, None)
@@ -84,11 +92,15 @@ def came_and_went(s: Session, size: int, stays: bool, freezes: bool) -> None:
         assert s.reference or not any(ref() is not None for ref in refs)
 
 
-@pytest.mark.parametrize(("stays", "freezes"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("stays", "freezes", "cleared"),
+    [(False, False, True), (True, False, True), (False, True, True), (False, False, False)],
+)
 @pytest.mark.parametrize("size", [12, 600])
 @pytest.mark.parametrize(("mesh", "schedule"), MESHES)
-def test_parameters_that_have_left_are_freed(ranks, mesh, schedule, size, stays, freezes):
-    *notes, expected = check(ranks, came_and_went, mesh, schedule=schedule, size=size, stays=stays, freezes=freezes)
+def test_parameters_that_have_left_are_freed(ranks, mesh, schedule, size, stays, freezes, cleared):
+    which = {"stays": stays, "freezes": freezes, "cleared": cleared}
+    *notes, expected = check(ranks, came_and_went, mesh, schedule=schedule, size=size, **which)
     for gradients in notes:
         torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
 

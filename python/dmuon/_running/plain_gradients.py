@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from dmuon import _C
 from dmuon._running.blocking import blocking_message
 from dmuon._running.host_gradients import sparse_error
-from dmuon._running.plain_parameters import PlainParameters
+from dmuon._running.plain_parameters import PlainParameters, is_mean, mark
 from dmuon._running.weak_call import WeakCall
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import made_slots_group, slots_group
@@ -29,7 +29,6 @@ from dmuon._setup.slices import local_part
 LARGE = 2**18  # elements of a gradient that is a message of its own
 _NEVER = 2**31 - 1  # more triggers than any backward crosses
 _TRAINS = 2.0**-14  # counts a rank that trains a parameter but has no gradient of it: 10,000 together are below 1
-_IS_MEAN = "_dmuon_is_mean"  # a mark on a gradient
 _GONE = (
     "dmuon: a backward through a model that Python has freed, so nobody averages the gradients that no fully_shard "
     "manages. Expected: the model, or its optimizer, kept until its backwards have ended."
@@ -50,7 +49,6 @@ class _Backward:
     works: list[Any] = dataclasses.field(default_factory=list)  # of all messages
     present: torch.Tensor | None = None  # [parameters] ranks with a gradient, see _TRAINS; None: this one has all
     raised: bool = False
-    is_open: bool = False  # a gradient has come that is no part of it
     places: torch.Tensor | None = None  # of the large ones, if they are to be found
 
 
@@ -91,7 +89,6 @@ class PlainGradients:
         self._group = made_slots_group(ranks)
         self._scale = ranks.num_slots / dedication.across_ranks.divide_factor(ranks.num_slots)
         self._backward: _Backward | None = None  # that has sent something, or could
-        self._is_open = False
         self._places: dict[torch.Tensor, int] | None = None  # of large ones; None: the next backward finds them
         self._num_averages = 0
         self.made: list[torch.Tensor] = []  # gradients that this rank lacked, since the last clear()
@@ -142,38 +139,31 @@ class PlainGradients:
         """True if this rank has open gradients."""
         if self._ranks.num_slots == 1:
             return False
-        gradients = (parameter.grad for parameter in self._parameters)
-        return self._is_open or any(g is not None and not hasattr(g, _IS_MEAN) for g in gradients)
+        return any(p.grad is not None and not is_mean(p.grad) for p in self._parameters)
 
     def note_zeros(self, parameters: Iterable[torch.Tensor]) -> None:
         """Notes that the gradients of these parameters are zeros on all ranks, so none of them is open."""
-        zeroed, self._is_open = set(parameters), False
-        for parameter in [parameter for parameter in self._parameters if parameter.grad is not None]:
-            if parameter in zeroed:
-                setattr(parameter.grad, _IS_MEAN, True)
-            else:
-                self._is_open = True
+        for parameter in parameters:
+            if parameter in self._parameters and parameter.grad is not None:
+                mark(parameter.grad, is_mean=True)
 
     def average_open(self) -> None:
         """Averages all gradients now, open ones too. Collective."""
         if self._group is None:
             self._group = slots_group(self._ranks)
             self._listen()
-        places, self._places = self._places, {}  # what is open now is of no backward
         try:
-            self._average()
+            self._average(finds_places=False)  # what is open now is of no backward
         finally:
             self._num_averages += 1
-            finds_anew = self._num_averages.bit_count() == 1  # ever more rarely: most are open for another reason
-            travelling = self._parameters.travelling
-            kept = {parameter: place for parameter, place in (places or {}).items() if parameter in travelling}
-            self._places = None if finds_anew or places is None else kept
+            if self._num_averages.bit_count() == 1:  # ever more rarely: most are open for another reason
+                self._places = None
 
     @torch.no_grad()
-    def _average(self, raised: bool = False) -> None:
+    def _average(self, raised: bool = False, finds_places: bool = True) -> None:
         """Sends what a backward has not sent yet, and gives parameters their means. Collective.
 
-        After a backward that has `raised` it sends zeros and gives nothing.
+        After a backward that has `raised` it sends zeros and gives nothing. With `finds_places` it may look for places.
 
         Raises:
             ValueError: on all ranks, as `PlainParameters.agree`; or on this one, if a gradient of its is sparse.
@@ -187,6 +177,8 @@ class PlainGradients:
                 self._list(backward)
                 self._places = None
             self._send_rest(backward)
+            if finds_places and self._places is None:
+                self._send_places(backward)
         except ValueError:  # mostly on all ranks, so the messages that were sent come
             self._wait_for(backward)
             raise
@@ -201,6 +193,8 @@ class PlainGradients:
         small = [parameter for parameter in backward.parameters if parameter not in backward.means]
         dtype = self._dtype_of(small)
         pieces = [self._values(backward, parameter, dtype) for parameter in small]
+        for parameter in self._parameters.left_with_mean(p for p in backward.parameters if backward.has[p]):
+            backward.has[parameter] = False
         trains = self._parameters.trained([p for p in backward.parameters if not backward.has[p]])
         has = [1.0 if backward.has[p] else _TRAINS * (p in trains) for p in backward.parameters]
         has_all, like = min(has) == 1, local_part(backward.parameters[0])
@@ -212,8 +206,6 @@ class PlainGradients:
         # Only a rank that lacks a gradient reads from the device which ones exist: reading waits for the device.
         backward.present = None if has_all else present
         backward.means |= zip(small, pieces, strict=True)
-        if self._places is None:
-            self._send_places(backward)
 
     def _finish(self, backward: _Backward) -> None:
         """Takes what the messages of a backward have brought."""
@@ -229,7 +221,6 @@ class PlainGradients:
             self._engine.set_other_places(set(self._places.values()))
         if backward.raised:
             return
-        self._is_open = backward.is_open
         for parameter, ranks in zip(backward.parameters, present, strict=True):
             if ranks >= 1 and parameter not in backward.late:
                 self._give(parameter, backward.means[parameter])
@@ -248,12 +239,11 @@ class PlainGradients:
             self.made.append(parameter.grad)
         of_rank = local_part(parameter.grad).detach()
         of_rank.copy_(mean.view(of_rank.shape))
-        setattr(parameter.grad, _IS_MEAN, True)
+        mark(parameter.grad, is_mean=True)
 
     def _begin(self) -> _Backward:
         self._backward = _Backward()
         self._list(self._backward)
-        self._is_open = True  # until all have their means
         return self._backward
 
     def _list(self, backward: _Backward) -> None:
@@ -283,11 +273,10 @@ class PlainGradients:
 
     def _arrived(self, parameter: torch.Tensor) -> None:
         """Notes that autograd has accumulated a gradient."""
+        if parameter.grad is not None:
+            mark(parameter.grad, is_mean=False)
         creates_graph = torch.is_grad_enabled()
         if creates_graph or self._group is None or not self._engine.in_synchronised_backward():
-            self._is_open = True
-            if self._backward is not None:
-                self._backward.is_open = True
             self._engine.forget_verdict()
             return
         backward = self._backward or self._begin()

@@ -19,6 +19,21 @@ from dmuon._setup.members import is_swapped
 from dmuon._setup.place import clean_name
 from dmuon._setup.ranks import Ranks
 
+_IS_MEAN = "_dmuon_is_mean"  # a mark on a gradient
+
+
+def is_mean(gradient: torch.Tensor | None) -> bool:
+    """True if the gradient has become a mean over the slots, and nothing has come to it since."""
+    return gradient is not None and _IS_MEAN in vars(gradient)
+
+
+def mark(gradient: torch.Tensor, is_mean: bool) -> None:
+    """Notes whether a gradient is a mean. Another tensor in its place has no mark."""
+    if is_mean:
+        setattr(gradient, _IS_MEAN, True)
+    else:
+        vars(gradient).pop(_IS_MEAN, None)
+
 
 class PlainParameters:
     """The plain parameters that AdamW's groups have had, as far as they live. The gradients of those that train travel.
@@ -65,9 +80,10 @@ class PlainParameters:
             RuntimeError: not all ranks are here; from the watch.
         """
         idle = {**self._idle, **self._idle_swapped}
-        trained = self.trained(idle)
         # AdamW reads the gradients of frozen parameters too.
-        begun = [parameter for parameter in idle if parameter in trained or parameter.grad is not None]
+        came = {parameter for parameter in idle if parameter.grad is not None}
+        begins = self.trained(idle) | (came - self.left_with_mean(came))
+        begun = [parameter for parameter in idle if parameter in begins]
         if not begun:
             return False
         numbers = self.travelling | {parameter: idle[parameter] for parameter in begun}
@@ -86,10 +102,19 @@ class PlainParameters:
     def trained(self, parameters: Iterable[torch.Tensor]) -> set[torch.Tensor]:
         """Returns those that require a gradient, and that a group or the model still has."""
         found = {parameter for parameter in parameters if parameter.requires_grad}
-        left = found.difference(*(group["params"] for group in self._optimizer.param_groups)) if found else found
+        return found - self._left(found)
+
+    def left_with_mean(self, parameters: Iterable[torch.Tensor]) -> set[torch.Tensor]:
+        """Returns those whose gradient is a mean of before, and that neither a group nor the model has any more."""
+        return self._left({parameter for parameter in parameters if is_mean(parameter.grad)})
+
+    def _left(self, parameters: set[torch.Tensor]) -> set[torch.Tensor]:
+        if not parameters:
+            return set()
+        left = parameters.difference(*(group["params"] for group in self._optimizer.param_groups))
         if left and (model := self._model()) is not None:
             left.difference_update(*(module._parameters.values() for module in model.modules()))
-        return found - left
+        return left
 
     def drop(self, parameters: Iterable[torch.Tensor]) -> None:
         """Lets gradients travel no more of parameters that no rank trains or has a gradient of."""
