@@ -395,7 +395,7 @@ def step(mesh: Any, model: Any, optimizer: Any, number: int, scale: float = 1.0)
 def memos(optimizer: Any) -> list[torch.Tensor]:
     """What this rank's owned matrices keep from step to step, [matrices, words] each."""
     muons = [group["params"] for group in optimizer.param_groups if group["algorithm"] == "muon"]
-    leaves = [optimizer._leaf_of[parameter] for parameters in muons for parameter in parameters]
+    leaves = [optimizer._runtime.leaf_of[parameter] for parameters in muons for parameter in parameters]
     parts = [part for leaf in leaves for part in optimizer._runtime.transfers.owned_parts(leaf, "memo")]
     return [part.tensor.view(-1, 4).cpu() for part in parts]
 

@@ -73,7 +73,7 @@ def began_anew(s: Session, how: str) -> None:
     if how == "new" and not s.reference:
         saved = s.opt.state_dict()["state"]
         assert all(not value.count_nonzero() for state in saved.values() for value in map(local, state.values()))
-        assert sum("momentum_buffer" in state for state in saved.values()) == len(s.opt._leaf_of)
+        assert sum("momentum_buffer" in state for state in saved.values()) == len(s.opt._runtime.leaf_of)
     for step in range(2, 4):
         s.train(step)
 
@@ -326,7 +326,7 @@ def test_what_users_put_into_the_state_is_saved_and_loaded():
     model = make_gpt(depth=1)
     dmuon.dedicate_params(model)
     opt = dmuon.Muon(model)
-    matrix, vector = next(iter(opt._leaf_of)), opt.param_groups[-1]["params"][0]
+    matrix, vector = next(iter(opt._runtime.leaf_of)), opt.param_groups[-1]["params"][0]
     opt.state[matrix]["visits"], opt.state[vector]["visits"], opt.state["run"] = torch.ones(2), torch.ones(3), {"id": 7}
     opt.state["run", 2] = {"id": 8}
     opt.register_state_dict_pre_hook(lambda opt: opt.state[matrix].update(saves=opt.state[matrix].get("saves", 0) + 1))
@@ -367,7 +367,7 @@ def removed_on_one_rank(mesh: Any, how: str) -> str:
     s.start(make_gpt(depth=1))
     s.train(0)
     if s.rank == 1:
-        first = next(iter(s.opt._leaf_of))
+        first = next(iter(s.opt._runtime.leaf_of))
         s.opt.state[first] = {"momentum_buffer": torch.zeros(1)} if how == "replaced" else {}
     if how == "removed before a step":
         s.backward(language_loss(1, s.size))

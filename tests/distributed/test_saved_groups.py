@@ -195,7 +195,7 @@ def test_a_state_with_text_for_keys_is_refused_and_what_a_user_put_there_comes_b
         opt.load_state_dict(as_json)
     opt.load_state_dict({**saved, "state": {**saved["state"], "note": 3}})
     assert opt.state["note"] == 3
-    matrix = next(iter(opt._leaf_of))
+    matrix = next(iter(opt._runtime.leaf_of))
     opt.state[matrix].update(exp_avg=torch.ones(2), exp_avg_sq=torch.ones(2))
     saved = opt.state_dict()
     opt.load_state_dict(saved)

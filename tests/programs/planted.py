@@ -20,8 +20,8 @@ PYTHON = (
     Planted(
         "only_the_first_part_moves",
         RUNNING + "muon.py",
-        "for index in self._runtime.parts[self._leaf_of[parameter]]:",
-        "for index in self._runtime.parts[self._leaf_of[parameter]][:1]:",
+        "for index in self._runtime.parts[self._runtime.leaf_of[parameter]]:",
+        "for index in self._runtime.parts[self._runtime.leaf_of[parameter]][:1]:",
         "Of a parameter in parts, one owner updates what it has, and the others do not.",
     ),
     Planted(

@@ -13,7 +13,7 @@ from dmuon._saving.owned_shards import OwnedShards
 def shape_of(leaf: list[int], sizes: list[int], rows: int) -> torch.Size:
     transfers: Any = SimpleNamespace(sizes_of=lambda *_: sizes, rows_of=lambda *_: rows)
     leaves: Any = [SimpleNamespace(name="up.weight", shape=torch.Size(leaf), cut=None)]
-    return OwnedShards(transfers, leaves, [torch.float32], ["mean"], ranks=None, mesh=None).shape(0, "mean")  # type: ignore[arg-type]
+    return OwnedShards(transfers, leaves, ["mean"], ranks=None, mesh=None).shape(0, "mean")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

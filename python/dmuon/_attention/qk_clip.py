@@ -49,7 +49,7 @@ class QKClip:
                 or has other rows, a norm follows it, or tensor parallelism cuts the model.
         """
         runtime = runtime_of(model, "QKClip")
-        runtime.access.refuse_inside_full_params("QKClip()")
+        runtime.access.refuse("QKClip()", whole=True)
         runtime.meet("QKClip()")  # reshards: a forward alone leaves FSDP2's biases whole
         with agreement(runtime.ranks, "QKClip") as facts:
             tau = _checked_tau(tau)

@@ -6,8 +6,8 @@ import argparse
 import functools
 
 from dmuon import _plan
-from dmuon._planning.owner_plan import MOST_OWNERS, from_file
-from dmuon._planning.task import Task, mesh_of, plan_options, task_of
+from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, from_file
+from dmuon._planning.task import Basis, Task, mesh_of
 
 _OPTIONS = {"mesh": "--mesh", "tensor_parallel": "--tp", "rule": "--rule"}
 
@@ -19,7 +19,21 @@ def read_task(arguments: argparse.Namespace, model: _plan.Model) -> Task:
         ValueError: the file of --costs cannot be read, or arguments exclude each other.
     """
     mesh = mesh_of(arguments.mesh, arguments.tp, arguments.rule, MOST_OWNERS, _OPTIONS.__getitem__)
-    return task_of(model.inventory, mesh, arguments.device, arguments.costs, "--costs", _options(arguments))
+    basis = Basis(
+        function=arguments.command,
+        device=arguments.device or DEFAULT_DEVICE,
+        strategy="",  # of each plan
+        costs=arguments.costs,
+        rule=arguments.rule,
+        tensor_parallel=arguments.tp,
+        lookahead=arguments.lookahead,
+        node_copy=not arguments.no_node_copy,
+        replicated=arguments.replicated,
+        late_updates=False if getattr(arguments, "in_step", False) else None,
+        layout_slack=arguments.layout_slack,
+        max_memory_bytes=arguments.max_memory or None,
+    )
+    return basis.task(mesh, model.inventory, "--costs", basis.rule)
 
 
 def title_of(model: _plan.Model, mesh: tuple[int, int]) -> str:
@@ -42,18 +56,3 @@ def read_model(arguments: argparse.Namespace) -> _plan.Model:
         return _plan.model(arguments.model, tensor_parallel)
     read = functools.partial(_plan.model_from_json, tensor_parallel=tensor_parallel)
     return from_file(arguments.inventory, read, "--inventory: cannot read")
-
-
-def _options(arguments: argparse.Namespace) -> _plan.PlanOptions:
-    return plan_options(
-        arguments.command,
-        on_cpu=arguments.device == "cpu",
-        num_nodes=arguments.mesh[0],
-        rule=arguments.rule,
-        lookahead=arguments.lookahead,
-        node_copy=not arguments.no_node_copy,
-        replicated=arguments.replicated,
-        late_updates=False if getattr(arguments, "in_step", False) else None,
-        layout_slack=arguments.layout_slack,
-        max_memory_bytes=arguments.max_memory or None,
-    )

@@ -43,9 +43,7 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     runtime = runtime_of(model, "full_params")
     if runtime.access.whole:
         raise ValueError("full_params: model: expected one context at a time, got a nested one")
-    if writeback is True:
-        runtime.access.refuse_while_averaged("full_params(writeback=True)")
-    runtime.meet("full_params")
+    runtime.meet("full_params(writeback=True)" if writeback is True else "full_params", averaged=writeback is True)
     with agreement(runtime.ranks, "full_params") as facts:
         require("full_params", isinstance(writeback, bool), "writeback", "True or False", writeback)
         facts.append(f"writeback={writeback}")
@@ -162,7 +160,7 @@ def _write_back(runtime: Runtime, swapped: list[_Other]) -> None:
         local_part(parameter).copy_(new_part)
     runtime.publish(replaced=True)
     if runtime.access.was_loaded:
-        runtime.step_agreement.torn.discard("model")
+        runtime.access.torn.discard("model")
 
 
 def _is_unwritten(whole: torch.Tensor, name: str) -> bool:

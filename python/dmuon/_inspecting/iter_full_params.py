@@ -32,15 +32,14 @@ def iter_full_params(model: nn.Module) -> Iterator[Named]:
             the weights have changed since this call, for example by a step.
     """
     runtime = runtime_of(model, "iter_full_params")
-    runtime.access.refuse_inside_full_params("iter_full_params()")
-    runtime.meet("iter_full_params()")
+    runtime.meet("iter_full_params()", whole=True)
     return _of_one_version(runtime, _weights(runtime, model), (runtime.version, runtime.num_taken_back))
 
 
 def _of_one_version(runtime: Runtime, weights: Iterator[Named], first: tuple[int, int]) -> Iterator[Named]:
     """Yields the weights. Raises if their version is not the first one, so that nobody mixes two."""
     while True:
-        runtime.access.refuse_inside_full_params("a turn of iter_full_params()")
+        runtime.access.refuse("a turn of iter_full_params()", whole=True)
         if (runtime.version, runtime.num_taken_back) != first:
             raise ValueError(
                 "dmuon.iter_full_params: the weights have changed between two turns, by a step, a load or a write. "

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch.nn as nn
 
@@ -23,10 +21,12 @@ from dmuon._planning.timeline import (
     Bar,
     Interval,
     Panel,
+    TraceSpan,
     common,
     draw,
     length,
     without,
+    write_trace,
 )
 from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.agreement import all_gather
@@ -175,29 +175,14 @@ class Profile:
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes all ranks as one Chrome trace for https://ui.perfetto.dev. A process is a rank, a thread a lane."""
         origin = min((min(span.issued, span.started) for span in self.spans), default=0.0)
-        lanes = list(LANES)
-        events: list[dict[str, Any]] = []
-        for record in self._records:
-            process = {"ph": "M", "pid": record.rank}
-            events.append({**process, "name": "process_name", "args": {"name": f"rank {record.rank}"}})
-            for tid, name in enumerate(LANES.values()):
-                events.append({**process, "tid": tid, "name": "thread_name", "args": {"name": name}})
-        for span in self.spans:
-            issued, started, done = (1e6 * (t - origin) for t in (span.issued, span.started, span.done))
-            events.append(
-                {
-                    "ph": "X",
-                    "name": f"{span.kind} {span.unit}".strip(),
-                    "cat": span.kind,
-                    "pid": span.rank,
-                    "tid": lanes.index(span.lane),
-                    "ts": started,
-                    "dur": done - started,
-                    "args": {"issued": issued, "started": started, "unit": span.unit},
-                }
-            )
-        with open(path, "w") as file:
-            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+
+        def of(rank: int) -> Iterator[TraceSpan]:
+            for span in self.spans:
+                if span.rank == rank:
+                    times = (1e6 * (t - origin) for t in (span.issued, span.started, span.done))
+                    yield TraceSpan(span.lane, span.kind, span.unit, *times)
+
+        write_trace(path, ((record.rank, f"rank {record.rank}", of(record.rank)) for record in self._records))
 
     def save_picture(
         self, path: str | os.PathLike[str], step: int = -1, only_ranks: Sequence[int] | None = None

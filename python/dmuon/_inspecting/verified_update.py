@@ -118,7 +118,7 @@ _Change = tuple[int, dict[str, Any], _plan.Parameter, Sequence[torch.Tensor]]
 def _leaves(opt: Muon) -> Iterator[tuple[dict[str, Any], int]]:
     for group in opt.param_groups:
         if group["algorithm"] == "muon":
-            yield from ((group, opt._leaf_of[parameter]) for parameter in group["params"])
+            yield from ((group, opt._runtime.leaf_of[parameter]) for parameter in group["params"])
 
 
 def _changes_alone(runtime: Runtime, opt: Muon) -> Iterator[_Change]:
@@ -155,8 +155,8 @@ def _changes_by_step(runtime: Runtime, opt: Muon) -> Iterator[_Change]:
             natives.append(native_group(group, runtime.device, runtime.tuned))
             for part in runtime.parts[leaf]:
                 group_of[part] = len(natives) - 1
-        torn = set(runtime.step_agreement.torn)
-        runtime.step_agreement.torn |= {"model", "optimizer"}  # until all is as before
+        torn = set(runtime.access.torn)
+        runtime.access.torn |= {"model", "optimizer"}  # until all is as before
         _C.muon_step(engine, natives, group_of, torch.ones((), dtype=torch.bool, device=runtime.device))
         engine.drain()  # publications read masters
         changed = (part.tensor for leaf in range(len(runtime.leaves)) for part in transfers.owned_parts(leaf, _CHANGE))
@@ -164,7 +164,7 @@ def _changes_by_step(runtime: Runtime, opt: Muon) -> Iterator[_Change]:
             torch.sub(master, old[0], out=change)
             master.copy_(old[0])
             momentum.copy_(old[1])
-        runtime.step_agreement.torn = torn
+        runtime.access.torn = torn
         runtime.publish()
         for group, leaf in _leaves(opt):
             wholes = [runtime.gathered(leaf, name).reshape(-1) for name in (_CHANGE, *_NAMES)]

@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from typing import Any
 
 from dmuon import _plan
-from dmuon._planning.task import mesh_of, plan_options, task_of
+from dmuon._planning.task import Basis, mesh_of
 from dmuon._setup import user_rules
 from dmuon._setup.option_values import require, require_path
 from dmuon._setup.strategies import require_strategy
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Basis:
-    """Arguments of a function that plans for a mesh that need not exist.
-
-    Attributes:
-        function: its name in errors. See `dmuon.plan` for all others.
-    """
-
-    function: str
-    device: str
-    strategy: str
-    costs: str | os.PathLike[str] | None
-    rule: str
-    tensor_parallel: int
-    lookahead: int
-    node_copy: bool
-    replicated: bool
-    late_updates: bool | None
-    layout_slack: float
-    max_memory_bytes: int | None
-
-    def arguments(self) -> dict[str, object]:
-        """Returns the function's arguments by name."""
-        return {name: value for name, value in vars(self).items() if name != "function"}
+class PythonBasis(Basis):
+    """Those of a function in Python, which no parser has checked."""
 
     def mesh_of(self, mesh: Any, most: int) -> _plan.Mesh:
         """Returns the mesh of (nodes, GPUs a node), whose slots are groups of `tensor_parallel` GPUs.
@@ -66,17 +42,5 @@ class Basis:
         named = self.costs in ("measured", "modelled")
         table_or_none = f"the path of a table, or None for the model of {self.device!r}, unlike dedicate_params"
         require(self.function, not named, "costs", table_or_none, self.costs)
-        options = plan_options(
-            self.function,
-            on_cpu=self.device == "cpu",
-            num_nodes=mesh.num_replicates,
-            rule=user_rules.in_plans(self.rule),
-            lookahead=self.lookahead,
-            node_copy=self.node_copy,
-            replicated=self.replicated,
-            late_updates=self.late_updates,
-            layout_slack=self.layout_slack,
-            max_memory_bytes=self.max_memory_bytes,
-        )
-        argument = f"{self.function}: costs"
-        return task_of(matrices, mesh, self.device, self.costs, argument, options).plan(self.strategy)
+        rule = user_rules.in_plans(self.rule)
+        return self.task(mesh, matrices, f"{self.function}: costs", rule).plan(self.strategy)

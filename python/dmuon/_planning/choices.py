@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
@@ -81,7 +81,7 @@ class Result(NamedTuple):
         return choice_of(self.backend, self.form, self.batched, self.panel_rows, self.elementwise)
 
 
-_TYPES = (int, int, int, str, str, bool, int, str, int, float, str, str, bool, int, str, int, float, float)
+_TYPES = tuple(get_type_hints(Result).values())
 
 
 def cached_choices(ranks: Ranks, shapes: Iterable[Shape], muon: dict[str, Any], device: torch.device) -> Tuned:

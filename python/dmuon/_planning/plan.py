@@ -13,7 +13,7 @@ import torch
 import torch.nn as nn
 
 from dmuon import _C, _plan
-from dmuon._planning.basis import Basis
+from dmuon._planning.basis import PythonBasis
 from dmuon._planning.costs import measured_costs, model_of
 from dmuon._planning.inventory import inventory_of, routed
 from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, Plan, decide, from_file, reserve_bytes
@@ -68,7 +68,7 @@ def plan(
             argument is bad.
     """
     model = plain_module(model, "plan")
-    basis = Basis(
+    basis = PythonBasis(
         function="plan",
         device=device,
         strategy=strategy,

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from dmuon import _plan
-from dmuon._planning.owner_plan import DEFAULT_DEVICE, decide, from_file, reserve_bytes
+from dmuon._planning.owner_plan import decide, from_file, reserve_bytes
 from dmuon._setup.option_values import require_late_updates, set_option, set_replicated
 
 
@@ -54,59 +54,63 @@ def mesh_of(
     return _plan.Mesh(nodes, gpus // tensor_parallel, tensor_parallel)
 
 
-def task_of(
-    inventory: list[_plan.Parameter],
-    mesh: _plan.Mesh,
-    device: str | None,
-    costs: str | os.PathLike[str] | None,
-    argument: str,
-    options: _plan.PlanOptions,
-) -> Task:
-    """Divides large stacks, and takes costs from the file `costs`, or from the device's model.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Basis:
+    """Arguments of a function, or of a command, that plans for a mesh that need not exist.
 
-    Raises:
-        ValueError: the file cannot be read, or lacks a shape. It begins with `argument`, which gave the file.
+    Attributes:
+        function: its name in errors. See `dmuon.plan` for all others.
     """
-    device = device or DEFAULT_DEVICE
-    items = _plan.divide(inventory, mesh)
-    if costs is None:
-        return Task(items, mesh, _plan.modelled_costs(items, device, mesh.tensor_parallel), options)
-    table = from_file(costs, _plan.CostTable.from_json, f"{argument}: cannot read")
-    table = _plan.with_exchange(table, device, mesh.tensor_parallel)
-    try:
-        for item in items:
-            table.batches(item)
-    except ValueError as error:
-        raise ValueError(f"{argument}: {os.fspath(costs)!r}: {error}") from error
-    return Task(items, mesh, table, options)
 
+    function: str
+    device: str
+    strategy: str
+    costs: str | os.PathLike[str] | None
+    rule: str
+    tensor_parallel: int
+    lookahead: int
+    node_copy: bool
+    replicated: bool
+    late_updates: bool | None
+    layout_slack: float
+    max_memory_bytes: int | None
 
-def plan_options(
-    function: str,
-    *,
-    on_cpu: bool,
-    num_nodes: int,
-    rule: str,
-    lookahead: int,
-    node_copy: bool,
-    replicated: bool,
-    late_updates: bool | None,
-    layout_slack: float,
-    max_memory_bytes: int | None,
-) -> _plan.PlanOptions:
-    """Returns the options of a plan, as for `dedicate_params`. `rule` is known to plans.
+    def arguments(self) -> dict[str, object]:
+        """Returns the function's arguments by name."""
+        return {name: value for name, value in vars(self).items() if name != "function"}
 
-    Raises:
-        ValueError: names `function` and the first option of a wrong type or range.
-    """
-    options = _plan.PlanOptions()
-    set_option(function, options, "lookahead", lookahead)
-    set_option(function, options, "node_copy", node_copy)
-    set_option(function, options, "layout_slack", layout_slack)
-    set_option(function, options, "max_memory_bytes", max_memory_bytes, or_none=True)
-    require_late_updates(function, late_updates)
-    options.on_cpu, options.rule, options.reserve_bytes = on_cpu, rule, reserve_bytes(on_cpu)
-    options.late_updates = _plan.updates_late(on_cpu, num_nodes) if late_updates is None else late_updates
-    set_replicated(function, options, replicated)
-    options.validate(function)
-    return options
+    def options(self, num_nodes: int, rule: str) -> _plan.PlanOptions:
+        """Returns the options of a plan, as for `dedicate_params`. `rule` is as plans have it.
+
+        Raises:
+            ValueError: names `function` and the first option of a wrong type or range.
+        """
+        options, on_cpu = _plan.PlanOptions(), self.device == "cpu"
+        for name in ("lookahead", "node_copy", "layout_slack"):
+            set_option(self.function, options, name, getattr(self, name))
+        set_option(self.function, options, "max_memory_bytes", self.max_memory_bytes, or_none=True)
+        require_late_updates(self.function, self.late_updates)
+        options.on_cpu, options.rule, options.reserve_bytes = on_cpu, rule, reserve_bytes(on_cpu)
+        late = self.late_updates
+        options.late_updates = _plan.updates_late(on_cpu, num_nodes) if late is None else late
+        set_replicated(self.function, options, self.replicated)
+        options.validate(self.function)
+        return options
+
+    def task(self, mesh: _plan.Mesh, inventory: list[_plan.Parameter], costs: str, rule: str) -> Task:
+        """Divides large stacks, and takes costs from the file `costs`, or from the device's model.
+
+        Raises:
+            ValueError: an option is bad; or the file cannot be read, or lacks a shape, which begins with `costs`.
+        """
+        options, items = self.options(mesh.num_replicates, rule), _plan.divide(inventory, mesh)
+        if self.costs is None:
+            return Task(items, mesh, _plan.modelled_costs(items, self.device, mesh.tensor_parallel), options)
+        table = from_file(self.costs, _plan.CostTable.from_json, f"{costs}: cannot read")
+        table = _plan.with_exchange(table, self.device, mesh.tensor_parallel)
+        try:
+            for item in items:
+                table.batches(item)
+        except ValueError as error:
+            raise ValueError(f"{costs}: {os.fspath(self.costs)!r}: {error}") from error
+        return Task(items, mesh, table, options)

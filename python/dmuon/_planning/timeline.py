@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import itertools
+import json
 import math
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from dmuon._planning.pictures import new_figure, require_format
 
@@ -86,6 +88,17 @@ class Bar:
     end: float
 
 
+class TraceSpan(NamedTuple):
+    """An operation in a trace. Times in microseconds."""
+
+    lane: str
+    kind: str
+    unit: str
+    issued: float
+    begin: float
+    end: float
+
+
 @dataclasses.dataclass(frozen=True)
 class Panel:
     """The lanes of one rank over the phases of a step."""
@@ -136,6 +149,22 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     levels = zip(*(path[:-1] for path in paths.values()), strict=False)
     depth = len(list(itertools.takewhile(lambda names: len(set(names)) == 1, levels)))
     return {name: ".".join(path[depth:]) for name, path in paths.items()}
+
+
+def write_trace(path: str | os.PathLike[str], processes: Iterable[tuple[int, str, Iterable[TraceSpan]]]) -> None:
+    """Writes a Chrome trace for https://ui.perfetto.dev: of each process its number, its name and its spans."""
+    tids = {lane: tid for tid, lane in enumerate(LANES)}
+    events: list[dict[str, Any]] = []
+    for pid, name, spans in processes:
+        named = {"ph": "M", "pid": pid}
+        events.append({**named, "name": "process_name", "args": {"name": name}})
+        for lane, tid in tids.items():
+            events.append({**named, "tid": tid, "name": "thread_name", "args": {"name": LANES[lane]}})
+        for span in spans:
+            at = {"tid": tids[span.lane], "ts": span.begin, "dur": span.end - span.begin}
+            words = {"name": f"{span.kind} {span.unit}".strip(), "cat": span.kind}
+            events.append({"ph": "X", "pid": pid, **words, **at, "args": {"issued": span.issued, "unit": span.unit}})
+    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
 def draw(path: str | os.PathLike[str], panels: Sequence[Panel], title: str, axis: str, function: str) -> None:

@@ -16,6 +16,7 @@ class Access:
         self._process = os.getpid()
         self.whole = self.writes_back = False  # inside full_params; at its end
         self.was_loaded = False  # inside full_params, all that trains
+        self.torn: set[str] = set()  # of "model", "optimizer": a step or a load was interrupted, so it must be loaded
         self.is_averaged = self.offloaded = False  # inside Ema.applied; after offload
 
     def set_averaged(self, is_averaged: bool) -> None:
@@ -29,16 +30,12 @@ class Access:
         self.offloaded = is_offloaded
         self._engine.refuse_backward(_after_offload("a backward") if is_offloaded else "")
 
-    def refuse_inside_full_params(self, what: str) -> None:
-        """Raises ValueError while every weight is whole, or offloaded."""
+    def refuse(self, what: str, *, whole: bool = False, averaged: bool = False) -> None:
+        """Raises ValueError after offload, while every weight is `whole`, or while the weights are a mean."""
         self.refuse_offloaded(what)
-        if self.whole:
+        if whole and self.whole:
             raise ValueError(f"dmuon.full_params: {what} inside it. Expected: leave the context first.")
-
-    def refuse_while_averaged(self, what: str) -> None:
-        """Raises ValueError while the weights are a mean, or offloaded."""
-        self.refuse_offloaded(what)
-        if self.is_averaged:
+        if averaged and self.is_averaged:
             raise ValueError(_inside_applied(what))
 
     def refuse_offloaded(self, what: str) -> None:

@@ -10,38 +10,35 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from dmuon._running.divide_factor import problem_of_factors
-from dmuon._setup.dedication import Dedication
+from dmuon._setup.dedication import BeforeMuon, Dedication
+from dmuon._setup.leaf import Leaf
 from dmuon._setup.options import dtypes_of
-from dmuon._setup.place import State, clean_name, joined
+from dmuon._setup.place import clean_name, joined
 from dmuon._setup.ranks import rows_of
 from dmuon._setup.sharded import fsdp_modules, managed_by_fsdp
 from dmuon._setup.units import Unit
 
-_FAILED = (
+FAILED = (
     "Muon: model: an earlier Muon(model) was interrupted or has failed, and has changed the model. Expected: a new "
     "model for dedicate_params and Muon."
 )
 
 
-def check_parameters(model: nn.Module, dedication: Dedication, facts: list[str]) -> None:
+def check_parameters(model: nn.Module, leaves: list[Leaf], before_muon: BeforeMuon, facts: list[str]) -> None:
     """Checks the parameters: Muon would not update new ones, and nobody would train removed ones.
 
     `facts` gets the parameters that are trainable now.
 
     Raises:
-        ValueError: an earlier Muon has put placeholders in. Or the user has added, frozen or unfrozen a parameter, or
+        ValueError: the user has added, frozen or unfrozen a parameter, or
             replaced the module of a leaf. Wrappers around modules are no change. After a start on the meta device
             leaves may be frozen, because modules hold them.
     """
-    if dedication.known is None:
-        raise ValueError(_FAILED)
     modules = dict(model.named_modules())
     present = set(modules.values())
     whole = "after dedicate_params. Expected: the whole model, as it is trained, at dedicate_params."
-    for leaf in dedication.leaves:
+    for leaf in leaves:
         for place in leaf.places:
-            if place.state in (State.PLACEHOLDER, State.WEIGHT):
-                raise ValueError(_FAILED)
             if place.module not in present or place.is_replaced():
                 raise ValueError(f"Muon: model: '{leaf.name}' or its module was replaced or removed {whole}")
     for path, module in modules.items():
@@ -49,7 +46,7 @@ def check_parameters(model: nn.Module, dedication: Dedication, facts: list[str])
             if parameter is None:
                 continue
             name = clean_name(joined(path, attribute))
-            was_trainable = dedication.known.get(module, {}).get(attribute)
+            was_trainable = before_muon.known.get(module, {}).get(attribute)
             if was_trainable is None:
                 raise ValueError(f"Muon: model: '{name}' was added {whole}")
             if parameter.requires_grad and not was_trainable:
@@ -59,7 +56,7 @@ def check_parameters(model: nn.Module, dedication: Dedication, facts: list[str])
                 )
             if parameter.requires_grad and parameter.is_complex():
                 raise ValueError(f"Muon: model: '{name}': expected a real dtype, got {parameter.dtype}")
-            if was_trainable and not parameter.requires_grad and dedication.meta_start is None:
+            if was_trainable and not parameter.requires_grad and before_muon.meta_start is None:
                 raise ValueError(
                     f"Muon: model: '{name}' was frozen between dedicate_params and Muon, when no module held matrices: "
                     "these would be trained. Expected: freeze before dedicate_params, or after Muon."

@@ -100,7 +100,7 @@ def _runtimes(model: nn.Module | Iterable[nn.Module]) -> list[Runtime]:
     for index, runtime in enumerate(runtimes):
         if runtime in runtimes[:index]:
             raise ValueError(f"clip_grad_norm_: model[{index}]: expected each model once, got one again")
-        runtime.access.refuse_inside_full_params("clip_grad_norm_")
+        runtime.access.refuse("clip_grad_norm_", whole=True)
     return runtimes
 
 

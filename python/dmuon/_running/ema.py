@@ -45,8 +45,7 @@ class Ema:
             ValueError: on all ranks, if any rank finds something wrong.
         """
         runtime = self._runtime = runtime_of(model, "Ema")
-        runtime.access.refuse_inside_full_params("Ema()")
-        runtime.meet("Ema()")  # reshards: a forward alone leaves FSDP2's parameters whole
+        runtime.meet("Ema()", whole=True)  # reshards: a forward alone leaves FSDP2's parameters whole
         with agreement(runtime.ranks, "Ema") as facts:
             decay = _checked_decay(decay, "Ema")
             facts.append(f"decay {decay}")
@@ -73,7 +72,7 @@ class Ema:
         Raises:
             ValueError: the call is inside `applied`, or `decay` is no number from 0 to 1.
         """
-        self._runtime.access.refuse_while_averaged("Ema.update()")
+        self._runtime.access.refuse("Ema.update()", averaged=True)
         weight = 1 - _checked_decay(self.decay, "Ema.update")
         for pairs in (list(self._owned()), list(self._local())):  # apart: FSDP2 may keep its own on the host
             if pairs:
@@ -93,9 +92,7 @@ class Ema:
             ValueError: the call is inside `applied` or `full_params`, or ranks have come to different calls.
         """
         runtime, call = self._runtime, "Ema.applied()"
-        runtime.access.refuse_inside_full_params(call)
-        runtime.access.refuse_while_averaged(call)
-        runtime.end_passes(call)
+        runtime.end_passes(call, whole=True, averaged=True)
         weights = [weight.clone() for _, weight in self._local()]
         hooks: list[RemovableHandle] = []
         try:
@@ -134,8 +131,7 @@ class Ema:
         Raises:
             ValueError: the call is inside `applied`, or ranks have come to different calls.
         """
-        self._runtime.access.refuse_while_averaged("Ema.state_dict()")
-        self._runtime.meet("Ema.state_dict()")
+        self._runtime.meet("Ema.state_dict()", averaged=True)
         leaves = self._runtime.leaves
         means = self._runtime.shards.read(range(len(leaves)), self._name, torch.float32)
         owned = {leaf.name: mean for leaf, mean in zip(leaves, means, strict=True)}
@@ -150,8 +146,7 @@ class Ema:
             ValueError: on all ranks, if something does not fit. Then nothing has changed.
         """
         runtime = self._runtime
-        runtime.access.refuse_while_averaged("Ema.load_state_dict()")
-        runtime.meet("Ema.load_state_dict()")
+        runtime.meet("Ema.load_state_dict()", averaged=True)
         with agreement(runtime.ranks, "Ema.load_state_dict") as facts:
             decay, num_updates, weights = self._fitting(state_dict)
             facts += [f"decay {decay}, {num_updates} updates", *(f"'{n}' {form(weights[n])}" for n in sorted(weights))]

@@ -13,6 +13,7 @@ from dmuon._running.runtime import Runtime
 from dmuon._saving.owned_shards import MASTER
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import everyone_group
+from dmuon._setup.meta_start import MetaStart
 from dmuon._setup.slices import local_part
 from dmuon._setup.tensor_parallel import is_sharded
 
@@ -30,9 +31,9 @@ class FirstValues:
     DTensors are the exception: their shards travel under the Watch, by which peers of a failed rank raise.
     """
 
-    def __init__(self, runtime: Runtime, dedication: Dedication) -> None:
+    def __init__(self, runtime: Runtime, dedication: Dedication, meta_start: MetaStart | None) -> None:
         """Allocates memory for the largest message, so that an exchange cannot fail for lack of it."""
-        self._runtime, self._meta_start = runtime, dedication.meta_start
+        self._runtime, self._meta_start = runtime, meta_start
         self._syncs = dedication.across_ranks.sync_from_rank0
         leaves = [leaf.parameter for leaf in runtime.leaves] if self._syncs or self._meta_start else []
         self._plain = runtime.plain_of(runtime.model.parameters()) if self._syncs else []

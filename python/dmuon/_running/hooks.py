@@ -121,7 +121,7 @@ class _Calls:
         runtime.refuse_forward()
         if self._autocast is not None:
             refuse_other_casts(runtime, index, self._autocast)
-        runtime.end_failed_backward()
+        runtime.step_agreement.end_failed_backward(before_use=True)
         if self._open and not _C.in_backward() and not is_inside_itself(module):
             self._end_interrupted()
         runtime.engine.before_forward(index, self._reader)
@@ -212,7 +212,7 @@ class _Calls:
     def _enter_backward(self, version: int, gradient: torch.Tensor | None = None) -> None:
         """Shows the weights, and holds the model. Raises ValueError if the forward had another version of them."""
         runtime = self._runtime
-        runtime.access.refuse_inside_full_params("a backward")
+        runtime.access.refuse("a backward", whole=True)
         opens_pass = not torch.is_grad_enabled()  # see Engine::enter_second_order
         if opens_pass and runtime.device.type == "cpu":  # elsewhere hooks run in threads of autograd's
             runtime.one_thread.begin_backward()

@@ -69,7 +69,7 @@ def let_gathers_wait(modules: Sequence[FSDPModule]) -> None:
             stream.wait_stream(state._device_handle.current_stream())
 
 
-def end_failed_backward(modules: Sequence[FSDPModule]) -> bool:
+def end_backward_of_fsdp2(modules: Sequence[FSDPModule]) -> bool:
     """Ends FSDP2's backward if it has raised: FSDP2 itself would reduce no gradients any more.
 
     Does what FSDP2's callback at the end of a backward does, without a message. Gradients that FSDP2 has not reduced

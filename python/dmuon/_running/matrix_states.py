@@ -17,19 +17,18 @@ from dmuon._setup.ways_out import STATE_AT_OWNER
 class MatrixStates:
     """Makes the entries, and lets them begin anew."""
 
-    def __init__(self, runtime: Runtime, leaf_of: Mapping[Any, int]) -> None:
-        """`leaf_of` is by placeholder."""
-        self._runtime, self._leaf_of = runtime, leaf_of
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
 
     def made(self) -> dict[torch.Tensor, OwnedState]:
         """Returns new entries, by placeholder."""
-        return {placeholder: self._of_leaf(index) for placeholder, index in self._leaf_of.items()}
+        return {placeholder: self._of_leaf(index) for placeholder, index in self._runtime.leaf_of.items()}
 
     def renew(self, states: MutableMapping[Any, Any], removed: Mapping[Any, frozenset[str]]) -> None:
         """Lets `removed_states` begin anew, as torch's optimizers do: they become zeros at their owners."""
         shards = self._runtime.shards
         for parameter, names in removed.items():
-            index = self._leaf_of[parameter]
+            index = self._runtime.leaf_of[parameter]
             made = self._of_leaf(index)
             shards.zero(index, [name for name in shards.states if name in names or not names])
             if names:
@@ -50,7 +49,7 @@ class MatrixStates:
                 of_rank = own[0].tensor.view(transfers.sizes_of(index, name))
                 state[name] = of_rank if leaf.slices is None else leaf.slices.as_dtensor(of_rank)
             else:
-                elsewhere = OwnedTensor(f"{leaf.name}.{name}", shape, torch.float32, runtime.device, None)
+                elsewhere = OwnedTensor(f"{leaf.name}.{name}", shape, torch.float32, runtime.device)
                 elsewhere._at_owner = STATE_AT_OWNER
                 state[name] = elsewhere
         return OwnedState(state, runtime.engine)

@@ -118,7 +118,7 @@ class ModelLoad:
             if self._runtime.access.whole:
                 self._runtime.access.was_loaded = True
             else:
-                self._runtime.step_agreement.torn.discard("model")
+                self._runtime.access.torn.discard("model")
 
     def _has_all_that_trains(self, model: nn.Module, missing_keys: list[str]) -> bool:
         """True if each parameter that trains was loaded by one of its names."""

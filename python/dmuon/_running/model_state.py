@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
 import torch.nn as nn
 
+from dmuon._running.hook_of_model import HookOfModel
 from dmuon._running.model_load import ModelLoad
 from dmuon._running.runtime import Runtime
 from dmuon._saving.owned_shards import MASTER
@@ -26,8 +27,8 @@ class ModelState:
         self._runtime, model, leaves = runtime, runtime.model, runtime.leaves
         self._read: dict[int, torch.Tensor] | None = None  # by leaf, while the model's own state_dict runs
         for module in {model: None} | {place.module: None for leaf in leaves for place in leaf.places}:
-            module.register_state_dict_pre_hook(_function(self._before_save))
-            handle = module.register_state_dict_post_hook(_function(self._after_save))
+            module.register_state_dict_pre_hook(HookOfModel(self._before_save))
+            handle = module.register_state_dict_post_hook(HookOfModel(self._after_save))
             module._state_dict_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
         model.state_dict = self._state_dict  # type: ignore[method-assign]
         model.__reduce_ex__ = _refuse_copy  # type: ignore[method-assign]
@@ -61,16 +62,11 @@ class ModelState:
         self._runtime.meet("state_dict()")
         by_dtype: dict[torch.dtype, list[int]] = {}
         for index in indices:
-            by_dtype.setdefault(self._runtime.shards.dtypes[index], []).append(index)
+            by_dtype.setdefault(self._runtime.leaves[index].dtype, []).append(index)
         values: dict[int, torch.Tensor] = {}
         for dtype, alike in by_dtype.items():
             values |= zip(alike, self._runtime.shards.read(alike, MASTER, dtype), strict=True)
         return values
-
-
-def _function(method: Callable[..., None]) -> Callable[..., None]:
-    """Makes a function of a method: torch sets an attribute on hooks, and methods allow none."""
-    return lambda *args: method(*args)
 
 
 def _refuse_copy(protocol: Any) -> NoReturn:

@@ -160,8 +160,7 @@ class Muon(torch.optim.Optimizer):
         dedication.table = RoutingTable(with_frozen(dedication.table, model), note)
         for group in of_muon:
             group["params"] = [self._runtime.placeholders[index] for index in group["params"]]
-        self._leaf_of = {parameter: index for index, parameter in enumerate(self._runtime.placeholders)}
-        self._matrix_states = MatrixStates(self._runtime, self._leaf_of)
+        self._matrix_states = MatrixStates(self._runtime)
         self._ungrouped, self._adamw = UngroupedParameters(self._runtime), InnerAdamW()
         self._skipped = SkippedSteps(self._runtime.device, speaks=self._runtime.ranks.owner == 0)
         self._defaults_of, self._former = {"muon": muon, "adamw": adamw}, (dedication.former, dedication.replaced)
@@ -219,7 +218,7 @@ class Muon(torch.optim.Optimizer):
     def _new_members(self, params: Any, algorithm: str) -> list[torch.Tensor]:
         """Returns the parameters of a new group. Raises ValueError if one is in a group or cannot be in this one."""
         runtime, where = self._runtime, "add_param_group"
-        runtime.access.refuse_inside_full_params("add_param_group()")
+        runtime.access.refuse("add_param_group()", whole=True)
         members = Members(runtime.model, runtime.leaves, *self._former)
         found = members.resolved(params, algorithm, where, with_others=algorithm == "adamw")
         group_of = {p: number for number, group in enumerate(self.param_groups) for p in group["params"]}
@@ -251,8 +250,7 @@ class Muon(torch.optim.Optimizer):
                 differ; a matrix's gradient was assigned; or the last backward was under `no_sync`, so that FSDP2 has
                 not sent its gradients on.
         """
-        self._runtime.access.refuse_inside_full_params("step()")
-        self._runtime.access.refuse_while_averaged("step()")
+        self._runtime.access.refuse("step()", whole=True, averaged=True)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -280,14 +278,14 @@ class Muon(torch.optim.Optimizer):
         row_factors = after.row_factors(verdict.maxima, finite, group_of) if after else {}
         adamw_groups = self._adamw_groups()
         self._adamw.prepare(adamw_groups, self.state)
-        runtime.step_agreement.torn = {"model", "optimizer"}
+        runtime.access.torn = {"model", "optimizer"}
         try:
             _C.muon_step(runtime.engine, groups, group_of, finite, runtime.graphs, row_factors)
             self._adamw.step(adamw_groups, self.state, finite)
             if after:
                 after.scale_others()
             self._skipped.add(finite)
-            runtime.step_agreement.torn.clear()
+            runtime.access.torn.clear()
         finally:  # gradients are used up, also if an interrupt comes
             # After a forward without a backward FSDP2 would still compute with the old weights that it gathered.
             for module in runtime.fsdp_modules:
@@ -308,7 +306,7 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                for index in self._runtime.parts[self._leaf_of[parameter]]:
+                for index in self._runtime.parts[self._runtime.leaf_of[parameter]]:
                     if has_gradient[index]:
                         group_of[index] = len(groups)
             groups.append(native_group(group, self._runtime.device, self._runtime.tuned, self.record_stats))
@@ -381,25 +379,24 @@ class Muon(torch.optim.Optimizer):
         Raises:
             ValueError: the call is inside `Ema.applied`, or ranks have come to different calls.
         """
-        self._runtime.access.refuse_while_averaged("opt.state_dict()")
-        self._runtime.meet("Muon.state_dict()")
+        self._runtime.meet("opt.state_dict()", averaged=True)
         before, after = self._optimizer_state_dict_pre_hooks, self._optimizer_state_dict_post_hooks
         with agreement(self._runtime.ranks, "Muon.state_dict") as facts:
             for prepare in before.values():
                 prepare(self)
             self._adamw.make_state(self._adamw_groups(), self.state)
-            removed = removed_states(self.state, self._leaf_of)
+            removed = removed_states(self.state, self._runtime.leaf_of)
             facts += [f"the state of '{parameter._name}' removed" for parameter in removed]
         self._matrix_states.renew(self.state, removed)
         # Torch packs another object, so that this one is whole wherever an interrupt comes. Hooks before a save have
         # run, on the live state. The others see the groups as they are saved.
         of_torch = object.__new__(torch.optim.Optimizer)
         vars(of_torch).update(vars(self))
-        of_torch.state = saved_state(self.state, self.param_groups, self._leaf_of, self._runtime.shards)
+        of_torch.state = saved_state(self.state, self.param_groups, self._runtime.leaf_of, self._runtime.shards)
         of_torch._optimizer_state_dict_pre_hooks = OrderedDict()
         of_torch._optimizer_state_dict_post_hooks = OrderedDict()
         packed = torch.optim.Optimizer.state_dict(of_torch)
-        packed = with_saved_groups(packed, self.param_groups, self._leaf_of, self._runtime.leaves)
+        packed = with_saved_groups(packed, self.param_groups, self._runtime.leaf_of, self._runtime.leaves)
         for hook in after.values():
             changed = hook(self, packed)
             packed = packed if changed is None else changed
@@ -419,12 +416,10 @@ class Muon(torch.optim.Optimizer):
             ValueError: on all ranks, if something does not fit. Names it. Then nothing has changed.
         """
         runtime = self._runtime
-        runtime.access.refuse_inside_full_params("opt.load_state_dict()")
-        runtime.access.refuse_while_averaged("opt.load_state_dict()")
-        runtime.meet("Muon.load_state_dict()")
+        runtime.meet("opt.load_state_dict()", whole=True, averaged=True)
         before, after = self._optimizer_load_state_dict_pre_hooks, self._optimizer_load_state_dict_post_hooks
-        state_dict, loaded = checked_state(self, state_dict, before.values(), runtime, self._leaf_of)
-        runtime.step_agreement.torn.add("optimizer")  # if an interrupt comes
+        state_dict, loaded = checked_state(self, state_dict, before.values(), runtime)
+        runtime.access.torn.add("optimizer")  # if an interrupt comes
         # At once: nothing that may raise on some ranks alone comes between the check and the collective calls.
         write_state(runtime, loaded)
         try:
@@ -441,6 +436,6 @@ class Muon(torch.optim.Optimizer):
             for group in self._adamw_groups():
                 self._adamw.complete(group)
             self._adamw.make_state(self._adamw_groups(), self.state)
-        runtime.step_agreement.torn.discard("optimizer")
+        runtime.access.torn.discard("optimizer")
         for hook in after.values():
             hook(self)

@@ -31,7 +31,7 @@ def grad_norms(model: nn.Module) -> dict[str, torch.Tensor]:
         ValueError: the model has no dmuon.Muon yet. Or, on every rank, an error of `clip_grad_norm_`.
     """
     runtime = runtime_of(model, "grad_norms")
-    runtime.access.refuse_inside_full_params("grad_norms()")
+    runtime.access.refuse("grad_norms()", whole=True)
     return dict(zip((leaf.name for leaf in runtime.leaves), runtime.step_agreement.owned_norms(), strict=True))
 
 
@@ -52,8 +52,7 @@ def weight_norms(model: nn.Module) -> dict[str, torch.Tensor]:
         ValueError: the model has no dmuon.Muon yet, or ranks have come to different calls.
     """
     runtime = runtime_of(model, "weight_norms")
-    runtime.access.refuse_inside_full_params("weight_norms()")
-    runtime.meet("weight_norms()")
+    runtime.meet("weight_norms()", whole=True)
     # Of a matrix that is not cut each word is 0 on all ranks but one, so every order of addition gives the same bits.
     squares = torch.zeros(sum(map(len, runtime.parts)), dtype=torch.float64, device=runtime.device)
     for index in range(len(runtime.leaves)):

@@ -21,9 +21,7 @@ def offload(model: nn.Module) -> None:
             for it. Then everything is as before.
     """
     runtime = runtime_of(model, "offload")
-    runtime.access.refuse_inside_full_params("offload()")
-    runtime.access.refuse_while_averaged("offload()")
-    runtime.meet("offload()")
+    runtime.meet("offload()", whole=True, averaged=True)
     try:
         with agreement(runtime.ranks, "offload"):
             runtime.engine.move_out()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dmuon._running.runtime import Runtime
@@ -26,7 +26,6 @@ def checked_state(
     state_dict: dict[str, Any],
     hooks: Iterable[Callable[[Any, dict[str, Any]], dict[str, Any] | None]],
     runtime: Runtime,
-    leaf_of: Mapping[Any, int],
 ) -> tuple[dict[str, Any], LoadedState]:
     """Returns the state dict as the optimizer's `hooks` have made it, and its contents. Collective.
 
@@ -40,10 +39,10 @@ def checked_state(
             state_dict = state_dict if changed is None else changed
         groups, names = optimizer.param_groups, {id(p): name for name, p in runtime.model.named_parameters()}
         lrs = runtime.step_agreement.first_lrs
-        loaded = fitting_state(state_dict, groups, leaf_of, names, runtime.shards, lrs, facts)
+        loaded = fitting_state(state_dict, groups, runtime.leaf_of, names, runtime.shards, lrs, facts)
         facts.append(f"accepts_other_views {optimizer.accepts_other_views}")
         if not optimizer.accepts_other_views:
-            require_saved_matrices(state_dict["param_groups"], groups, leaf_of, runtime.leaves)
+            require_saved_matrices(state_dict["param_groups"], groups, runtime.leaf_of, runtime.leaves)
     return state_dict, loaded
 
 

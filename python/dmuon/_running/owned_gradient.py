@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
 from dmuon._setup.placeholder import OwnedTensor
+from dmuon._setup.ways_out import GRADIENT_AT_OWNER
 
 _aten = torch.ops.aten
 
 
 class GradientTensor(OwnedTensor):
     """The placeholder of a leaf's gradient. Lists for torch's foreach functions may hold it beside DTensors."""
+
+    _gradient: Gradient
+    _at_owner = GRADIENT_AT_OWNER
+
+    def _perform(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Performs `zero_`, the 2-norm, `mul_` and `div_` with a number, and GradScaler's unscaling."""
+        operation = _OPERATIONS.get(func)
+        return NotImplemented if operation is None else operation(self, self._gradient, *args, **kwargs)
+
+    def _alias(self) -> OwnedTensor:
+        alias = cast(GradientTensor, super()._alias())
+        alias._gradient = self._gradient
+        return alias
 
     @classmethod
     def __torch_function__(  # type: ignore[override]
@@ -32,7 +46,7 @@ class GradientTensor(OwnedTensor):
 
 
 class Gradient:
-    """A leaf's gradient, as OwnedGradient describes. Holds the runtime weakly.
+    """A leaf's gradient. All ranks call its operations alike. Holds the runtime weakly.
 
     The engine holds the gradients' placeholders, and Python never collects a cycle through C++.
     """
@@ -41,11 +55,6 @@ class Gradient:
         """`runtime` is a Runtime, whose module imports this one. `index` is the leaf's."""
         self._runtime: weakref.ref[Any] = weakref.ref(runtime)
         self._index = index
-
-    def perform(self, func: Any, owned: OwnedTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Performs `zero_`, the 2-norm, `mul_` and `div_` with a number, and GradScaler's unscaling."""
-        operation = _OPERATIONS.get(func)
-        return NotImplemented if operation is None else operation(owned, self, *args, **kwargs)
 
     def _alive(self) -> Any:
         runtime = self._runtime()
@@ -199,8 +208,7 @@ def _unscale(
     if others:
         torch._amp_foreach_non_finite_check_and_unscale_(others, found, inverse)
     for tensor in gradients:
-        if isinstance(tensor, OwnedTensor):
-            assert isinstance(tensor._gradient, Gradient)
+        if isinstance(tensor, GradientTensor):
             tensor._gradient.scale(inverse)
     found.copy_(torch.where(finite, found, 1))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 
 import torch
@@ -43,7 +42,7 @@ class PlainParameters:
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, engine: _C.Engine, optimizer: torch.optim.Optimizer) -> None:
-        self._model, self._ranks, self._engine, self._optimizer = weakref.ref(model), ranks, engine, optimizer
+        self._model, self._ranks, self._engine, self._optimizer = model, ranks, engine, optimizer
         self._num_added = 0
         # Parameters, each with its number, which gives all ranks one order.
         self.travelling: dict[torch.Tensor, int] = {}  # as all ranks agreed last
@@ -112,8 +111,8 @@ class PlainParameters:
         if not parameters:
             return set()
         left = parameters.difference(*(group["params"] for group in self._optimizer.param_groups))
-        if left and (model := self._model()) is not None:
-            left.difference_update(*(module._parameters.values() for module in model.modules()))
+        if left:
+            left.difference_update(*(module._parameters.values() for module in self._model.modules()))
         return left
 
     def drop(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -126,8 +125,7 @@ class PlainParameters:
         return next(self._names([parameter]))
 
     def _names(self, parameters: Iterable[torch.Tensor]) -> Iterator[str]:
-        model = self._model()
-        named = model.named_parameters() if model is not None else ()
+        named = self._model.named_parameters()
         names: dict[torch.Tensor, str] = {parameter: f"'{clean_name(name)}'" for name, parameter in named}
         return (names.get(parameter, "a parameter that the model does not have") for parameter in parameters)
 

@@ -63,7 +63,7 @@ class UnitReaders:
         module = _innermost(runtime.model)
         if module is not None:
             runtime.refuse_forward()
-            runtime.end_failed_backward()
+            runtime.step_agreement.end_failed_backward(before_use=True)
             self._find(runtime, module)
         runtime.engine.before_forward(self._index, True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from typing import cast
 
@@ -28,7 +27,7 @@ from dmuon._running.weight import Weight
 from dmuon._saving.owned_shards import OwnedShards
 from dmuon._setup import user_rules
 from dmuon._setup.checksum import checksum
-from dmuon._setup.dedication import Dedication, dedication_of
+from dmuon._setup.dedication import BeforeMuon, Dedication, dedication_of
 from dmuon._setup.groups import engine_groups
 from dmuon._setup.hyperparameters import Tuned
 from dmuon._setup.leaf import Leaf
@@ -49,6 +48,7 @@ class Runtime:
         self,
         model: nn.Module,
         dedication: Dedication,
+        before_muon: BeforeMuon,
         plan: Plan,
         units: list[Unit],
         device: torch.device,
@@ -66,7 +66,6 @@ class Runtime:
         self.last_met: int | None = None  # leaf, by an operation in the forward that runs
         self.one_thread = OneThread()
         self.version = 0  # of the weights: another number after each step, load and write
-        self._versions = itertools.count(1)
         self.num_taken_back = 0  # changes of weights by modules, in forwards
         self.num_means = 0  # Emas that were made
         self.no_sync_depth = 0
@@ -85,15 +84,15 @@ class Runtime:
         self.step_agreement = StepAgreement(self, optimizer, rule)
         self.graphs = batch_graphs()
         states = _C.add_states(self.engine, user_rules.native(rule), tuned.memo_words(device))
-        self.placeholders = self._make_placeholders(dedication.meta_start)
+        self.placeholders = self._make_placeholders(before_muon.meta_start)
+        self.leaf_of = {placeholder: index for index, placeholder in enumerate(self.placeholders)}
         self.cast_places: list[Place] = []  # of leaves whose compute dtype is another
         self.weights = [self._bind(index, dedication.mp_policy) for index in range(len(units))]
         self.engine.before_end_of_backward(WeakCall(Runtime._end_uses, self))
-        for module, order in (dedication.known or {}).items():
+        for module, order in before_muon.known.items():
             restore_order(module, order)
         self.plain = PlainGradients(model, dedication, self.engine, optimizer)
-        dtypes = [placeholder.dtype for placeholder in self.placeholders]
-        self.shards = OwnedShards(self.transfers, self.leaves, dtypes, states, self.ranks, dedication.mesh)
+        self.shards = OwnedShards(self.transfers, self.leaves, states, self.ranks, dedication.mesh)
 
     def _make_engine(self, dedication: Dedication) -> _C.Engine:
         options = _C.EngineOptions()
@@ -117,11 +116,11 @@ class Runtime:
         for index, leaf in enumerate(self.leaves):
             dtype = leaf.parameter.dtype
             is_trainable = meta_start is None or meta_start.is_trainable(index)
-            placeholder = OwnedTensor(leaf.name, leaf.shape, dtype, self.device, None)
+            placeholder = OwnedTensor(leaf.name, leaf.shape, dtype, self.device)
             placeholder._source = LeafSource(self.readers[unit_of[index]], index)
             placeholders.append(nn.Parameter(placeholder, is_trainable))
-            gradient = Gradient(self, index)
-            gradients.append(GradientTensor(f"{leaf.name}.grad", leaf.shape, dtype, self.device, gradient))
+            gradients.append(GradientTensor(f"{leaf.name}.grad", leaf.shape, dtype, self.device))
+            gradients[-1]._gradient = Gradient(self, index)
         self.engine.set_placeholders(placeholders, gradients)
         return placeholders
 
@@ -130,14 +129,14 @@ class Runtime:
         found, slices = self.transfers.gather(index, name), self.leaves[index].slices
         return found if slices is None else slices.gathered(found)
 
-    def meet(self, call: str) -> None:
-        """Waits until all ranks have come to `call`, outside of passes. Collective."""
-        self.end_passes(call)
+    def meet(self, call: str, *, whole: bool = False, averaged: bool = False) -> None:
+        """Waits until all ranks have come to `call`, outside of passes; see `Access.refuse`. Collective."""
+        self.end_passes(call, whole=whole, averaged=averaged)
         self.engine.meet(call)
 
-    def end_passes(self, call: str) -> None:
+    def end_passes(self, call: str, *, whole: bool = False, averaged: bool = False) -> None:
         """Ends what passes have left open on this rank, before `call`."""
-        self.access.refuse_offloaded(call)
+        self.access.refuse(call, whole=whole, averaged=averaged)
         self.one_thread.refuse_others(call)
         self.step_agreement.end_failed_backward()
         self.show_placeholders()
@@ -188,7 +187,7 @@ class Runtime:
 
     def _take_back(self, index: int) -> None:
         """Takes a unit's weights for new masters, which a module has changed. Collective."""
-        self.access.refuse_while_averaged(f"a change of the weights of '{self.units[index].label}' in a forward")
+        self.access.refuse(f"a change of the weights of '{self.units[index].label}' in a forward", averaged=True)
         weights = self.readers[index].weights.items()
         whole = [w for leaf, w in weights if self.leaves[leaf].num_columns == 1 and self.leaves[leaf].cut is None]
         checksums = [checksum(local_part(weight)).cpu() for weight in whole]
@@ -224,11 +223,6 @@ class Runtime:
             weights.show_placeholders()
         self.show_own_dtypes()
 
-    def end_failed_backward(self) -> None:
-        """Ends a backward that has raised, before a use of a unit that no forward of the model surrounds."""
-        if self.engine.end_failed_backward():
-            self.step_agreement.end_failed_backward(failed=True)
-
     def publish(self, replaced: bool = False) -> None:
         """Makes units see the masters that were written. Collective.
 
@@ -242,7 +236,7 @@ class Runtime:
 
     def renew_version(self) -> None:
         """Notes that weights are others from now on."""
-        self.version = next(self._versions)
+        self.version += 1
         self.let_gathers_wait()
 
     def let_gathers_wait(self) -> None:
@@ -252,7 +246,7 @@ class Runtime:
 
     def refuse_forward(self) -> None:
         """Raises ValueError while every weight is whole, or offloaded, or if a leaf was never initialised or loaded."""
-        self.access.refuse_inside_full_params("a forward")
+        self.access.refuse("a forward", whole=True)
         if self.shards.without_values:
             names = [self.leaves[index].name for index in sorted(self.shards.without_values)]
             raise ValueError(

@@ -18,7 +18,7 @@ from dmuon._planning.inventory import inventory_of
 from dmuon._planning.plan import make_plan
 from dmuon._running.buffers import copies_buffers
 from dmuon._running.casts import guard_casts
-from dmuon._running.checks import check_host_parameters, check_parameters, check_sentinels, check_units
+from dmuon._running.checks import FAILED, check_host_parameters, check_parameters, check_sentinels, check_units
 from dmuon._running.first_values import FirstValues
 from dmuon._running.given_groups import Given, first_groups
 from dmuon._running.graphs import wants_graphs
@@ -27,7 +27,7 @@ from dmuon._running.model_state import ModelState
 from dmuon._running.runtime import Runtime, find_runtime
 from dmuon._setup import user_rules
 from dmuon._setup.agreement import agreement
-from dmuon._setup.dedication import Dedication, end_setup
+from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import process_groups, slots_group
 from dmuon._setup.guards import refuse_fully_shard
 from dmuon._setup.heap import give_back_heap
@@ -55,7 +55,8 @@ def agreed_setup(
     Raises:
         ValueError: on every rank, if any rank finds something wrong or the ranks differ.
     """
-    meta_start, former = dedication.meta_start, former_parameters(model)  # before the pause: stand-ins too
+    before_muon, former = dedication.before_muon, former_parameters(model)  # before the pause: stand-ins too
+    meta_start = dedication.meta_start
     paused = meta_start.paused() if meta_start is not None else nullcontext()
     with paused, agreement(dedication.ranks, "Muon") as facts:
         if find_runtime(model, "Muon") is not None:
@@ -63,8 +64,9 @@ def agreed_setup(
                 "Muon: model: expected one Muon a model, got a second one. To begin anew with the first one: "
                 "opt.state.clear(), and new values in opt.param_groups."
             )
-        if dedication.attributes is not None:
-            dedication.attributes.give(model.modules())
+        if before_muon is None:
+            raise ValueError(FAILED)
+        before_muon.attributes.give(model.modules())
         dedication.former.update(former)
         wants_graphs()
         for group in (given.muon, given.adamw):
@@ -72,14 +74,14 @@ def agreed_setup(
             facts.append(f"{settings_of(group)}")
         facts.append(user_rules.fact(rule_of(given.muon)))
         _require_whole_matrices(given.muon, dedication)
-        check_parameters(model, dedication, facts)
+        check_parameters(model, dedication.leaves, before_muon, facts)
         check_host_parameters(model, dedication)
         device = check_sentinels(model, dedication)
         if meta_start is not None:
             facts += meta_start.facts()
         paths = [[place.path for place in leaf.places] for leaf in dedication.leaves]
         dtypes = [] if dedication.mp_policy.param_dtype else [leaf.parameter.dtype for leaf in dedication.leaves]
-        units = find_units(model, paths, dedication.chosen_units, dtypes)
+        units = find_units(model, paths, before_muon.chosen_units, dtypes)
         check_units(units, dedication)
         muon, adamw = first_groups(model, dedication, given, facts)
         if not muon and not adamw:
@@ -111,7 +113,9 @@ def start(
     device = device or torch.device(dedication.ranks.device_type)
     if dedication.ranks.size == 1:  # alone, the model may have gone anywhere since
         dedication.ranks = dataclasses.replace(dedication.ranks, device_type=device.type)
-    if dedication.late_updates is None:
+    before_muon = dedication.before_muon
+    assert before_muon is not None
+    if before_muon.late_updates is None:
         dedication.schedule.late_updates = _plan.updates_late(device.type == "cpu", dedication.ranks.num_replicates)
     process_groups(dedication.ranks)  # collective, so outside of the agreement below
     is_plain = (p.requires_grad and not is_sharded(p, dedication.ranks) for p in model.parameters())
@@ -121,15 +125,15 @@ def start(
     tuned = cached_choices(dedication.ranks, shapes, muon, device)
     plan = make_plan(dedication, units, muon, device, tuned)
     with agreement(dedication.ranks, "Muon"):  # an owner may lack memory, for example
-        runtime = Runtime(model, dedication, plan, units, device, tuned, optimizer, rule_of(muon))
-        dedication.known = None  # it holds modules that may leave the model
+        dedication.before_muon = None
+        runtime = Runtime(model, dedication, before_muon, plan, units, device, tuned, optimizer, rule_of(muon))
         add_hooks(runtime)
         ModelState(runtime)
-        first_values = FirstValues(runtime, dedication)
+        first_values = FirstValues(runtime, dedication, before_muon.meta_start)
     first_values.copy()
     with agreement(dedication.ranks, "Muon"):
         first_values.raise_failure()
-        end_setup(dedication)
+        before_muon.end()
         refuse_fully_shard(model, dedication.leaves)
         guard_casts(runtime)
     runtime.plain.join()

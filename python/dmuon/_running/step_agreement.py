@@ -16,7 +16,7 @@ from dmuon import _C
 from dmuon._running import host_gradients
 from dmuon._running.after_step import AfterStep
 from dmuon._running.divide_factor import problem_of_factors
-from dmuon._running.host_state import end_failed_backward, problem_of_unreduced
+from dmuon._running.host_state import end_backward_of_fsdp2, problem_of_unreduced
 from dmuon._running.owned_state import removed_states
 from dmuon._setup.agreement import agreement, message_of
 from dmuon._setup.hyperparameters import check_group, require_rule, settings_of
@@ -52,7 +52,6 @@ class StepAgreement:
     # Groups have had these, and plain parameters beside them. They may have no weak references, see is_swapped.
     members: set[torch.Tensor] = dataclasses.field(default_factory=set, init=False)
     after_step: AfterStep | None = dataclasses.field(default=None, init=False)
-    torn: set[str] = dataclasses.field(default_factory=set, init=False)  # of "model", "optimizer": to be loaded
     had_open_gradients: bool = dataclasses.field(default=False, init=False)  # on any rank before the last message
     changed: Counter[str] = dataclasses.field(default_factory=Counter, init=False)  # of gradients, since the message
     removed: dict[Any, frozenset[str]] = dataclasses.field(default_factory=dict, init=False)  # see removed_states
@@ -89,7 +88,7 @@ class StepAgreement:
         self._owned_norms = None
         runtime.plain.made.clear()
         self.end_failed_backward(in_step=True)
-        problem = problem or (_TORN if self.torn else self._lost) or self._problem()
+        problem = problem or (_TORN if self.runtime.access.torn else self._lost) or self._problem()
         if self.host_misses_partial_sums():
             raise ValueError(
                 "dmuon: clip or step after a backward under no_sync: FSDP2's gradients have not been summed over the "
@@ -144,20 +143,22 @@ class StepAgreement:
         maxima = self.after_step.maxima() if self.after_step else None
         return self._engine.agree(norms, digest, maxima, runtime.plain.has_open())
 
-    def end_failed_backward(self, failed: bool = False, in_step: bool = False) -> None:
+    def end_failed_backward(self, in_step: bool = False, before_use: bool = False) -> None:
         """Ends a backward that has raised, in the engine and in FSDP2. Notes if gradients are lost.
 
         They are, unless all were cleared after it. dmuon drops those of matrices, and FSDP2 drops some.
 
         Args:
-            failed: True if the engine's is ended.
             in_step: True if no forward has begun since, so that only `zero_grad` can have cleared them.
+            before_use: True before a use of a unit that no forward of the model need surround: asks the engine alone.
         """
-        failed = self._engine.end_failed_backward() or failed
+        failed = self._engine.end_failed_backward()
+        if before_use and not failed:
+            return
         if not _C.in_backward():  # a KeyboardInterrupt in a forward runs no hooks
             self.runtime.show_placeholders()
         try:
-            failed = end_failed_backward(self.runtime.fsdp_modules) or failed
+            failed = end_backward_of_fsdp2(self.runtime.fsdp_modules) or failed
         except AttributeError:
             if failed:
                 self._lost = _NO_MORE.format(name_of(self.runtime.fsdp_modules[0], self.runtime.model))

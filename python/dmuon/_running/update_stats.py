@@ -52,7 +52,7 @@ def update_stats(model: nn.Module) -> dict[str, UpdateStats]:
         ValueError: the model has no dmuon.Muon yet, no step was recorded, or ranks have come to different calls.
     """
     runtime = runtime_of(model, "update_stats")
-    runtime.access.refuse_inside_full_params("update_stats()")
+    runtime.access.refuse("update_stats()", whole=True)
     was_recorded = runtime.engine.owned().has_name(_C.UPDATE_STATS)
     runtime.meet(f"update_stats() {'after' if was_recorded else 'without'} a recorded step")
     if not was_recorded:

@@ -184,7 +184,7 @@ def _read_leaf(loaded: LoadedState, index: int, name: str, state: Any, shards: O
                 "as of an AdamW before, it begins anew."
             )
     for key, owned in loaded.owned.items():
-        if key not in state or (key == MASTER and shards.dtypes[index] == torch.float32):
+        if key not in state or (key == MASTER and shards.dtype_of(index) == torch.float32):
             continue
         if problem := shards.problem(index, state[key], key):
             raise ValueError(f"{_LOAD}: '{key}' of '{name}': {problem}")

@@ -38,14 +38,13 @@ class OwnedShards:
         self,
         transfers: _C.Transfers,
         leaves: Sequence[Leaf],
-        dtypes: Sequence[torch.dtype],
         states: Sequence[str],
         ranks: Ranks,
         mesh: DeviceMesh | None,
     ) -> None:
-        """`dtypes` are the leaves', `states` the rule's names. `mesh` is as for fully_shard, None for all ranks."""
+        """`states` are the rule's names. `mesh` is as for fully_shard, None for all ranks."""
         self._transfers, self._leaves, self._ranks, self._given = transfers, leaves, ranks, mesh
-        self.dtypes, self.states = dtypes, states
+        self.states = states
         self.without_values: set[int] = set()  # leaves that were neither initialised nor loaded
 
     @functools.cached_property
@@ -68,6 +67,9 @@ class OwnedShards:
     def mesh_of(self, index: int) -> DeviceMesh | None:
         """Returns the mesh of a leaf's DTensors. With tensor parallelism it has a dimension more."""
         return self.mesh if self._leaves[index].slices is None else self._mesh_with_slices
+
+    def dtype_of(self, index: int) -> torch.dtype:
+        return self._leaves[index].dtype
 
     def placements_of(self, index: int) -> list[Placement]:
         """Returns the placements of a leaf's DTensors."""
@@ -216,11 +218,11 @@ class OwnedShards:
 
     def _write_piece(self, values: Mapping[int, torch.Tensor]) -> None:
         shards, wholes = self._parts(values)
-        low = [index for index in shards if self.dtypes[index] != torch.float32]
+        low = [index for index in shards if self.dtype_of(index) != torch.float32]
         for index, old in zip(low, self._transfers.to_shards(low, MASTER, torch.float32), strict=True):
             shards[index] = self._changed(index, old, shards[index])
         for index in wholes:
-            parts = self._transfers.owned_parts(index, MASTER) if self.dtypes[index] != torch.float32 else []
+            parts = self._transfers.owned_parts(index, MASTER) if self.dtype_of(index) != torch.float32 else []
             if parts:
                 flat = wholes[index].reshape(-1).to(parts[0].tensor.device, torch.float32, copy=True)
                 for part in parts:
@@ -231,5 +233,5 @@ class OwnedShards:
 
     def _changed(self, index: int, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Returns `new` in fp32, but `old` in elements that are equal in the leaf's own dtype."""
-        value = new.to(old.device, self.dtypes[index])
+        value = new.to(old.device, self.dtype_of(index))
         return torch.where(old.to(value.dtype) == value, old, value.float())

@@ -36,6 +36,25 @@ logger = logging.getLogger("dmuon")
 
 
 @dataclasses.dataclass
+class BeforeMuon:
+    """What `Muon` needs of the time between the two calls. It holds modules that may leave the model."""
+
+    known: dict[nn.Module, dict[str, bool]]  # by module: its parameters in order, True if trainable
+    chosen_units: list[tuple[nn.Module, ...]]  # the modules of each unit that the user chose
+    attributes: Attributes
+    guards: list[Handle]  # against early use
+    late_updates: bool | None  # as given
+    meta_start: MetaStart | None = None  # if the model was built on the meta device
+
+    def end(self) -> None:
+        """Removes the guards, because Muon has put placeholders in."""
+        if self.meta_start is not None:
+            self.meta_start.end()
+        for handle in self.guards:
+            handle.remove()
+
+
+@dataclasses.dataclass
 class Dedication:
     """The state of a dedicated model, stored in the model from dedicate_params on."""
 
@@ -47,16 +66,16 @@ class Dedication:
     planning: Planning
     across_ranks: AcrossRanks
     schedule: StepOptions
-    known: dict[nn.Module, dict[str, bool]] | None  # until Muon, by module: its parameters in order, True if trainable
-    chosen_units: list[tuple[nn.Module, ...]]  # the modules of each unit that the user chose
-    attributes: Attributes | None  # until Muon
+    before_muon: BeforeMuon | None  # None from the moment on at which Muon changes the model
     former: WeakIdKeyDictionary  # names of parameters that the model had, and that users may still have
     replaced: dict[int, str]  # names of those that an earlier fully_shard has replaced, by FSDP2's numbers
-    late_updates: bool | None  # as given; `schedule` has it from Muon on
-    meta_start: MetaStart | None = None  # until Muon, if the model was built on the meta device
     ablation: Ablation = dataclasses.field(default_factory=Ablation)
-    guards: list[Handle] = dataclasses.field(default_factory=list)  # against early use
     runtime: Any = None  # from Muon on a Runtime, whose class this package may not import
+
+    @property
+    def meta_start(self) -> MetaStart | None:
+        """How the model gets its values, if it was built on the meta device. None from Muon on."""
+        return None if self.before_muon is None else self.before_muon.meta_start
 
 
 def dedication_of(model: nn.Module, function: str) -> Dedication:
@@ -190,14 +209,12 @@ def dedicate_params(
     _warn(ranks, model, mesh, table)
     known = {m: {k: p.requires_grad for k, p in m._parameters.items() if p is not None} for m in model.modules()}
     on_meta = any(parameter.is_meta for parameter in model.parameters())
-    attributes, last = Attributes(known), (former_parameters(model), replaced_by_fsdp(model), late_updates)
-    dedication = Dedication(
-        ranks, mesh, leaves, table, policy, planning, across_ranks, schedule, known, chosen, attributes, *last
-    )
-    dedication.guards += [*guards(model, leaves), *attributes.handles]
+    attributes, former = Attributes(known), (former_parameters(model), replaced_by_fsdp(model))
+    before_muon = BeforeMuon(known, chosen, attributes, [*guards(model, leaves), *attributes.handles], late_updates)
+    dedication = Dedication(ranks, mesh, leaves, table, policy, planning, across_ranks, schedule, before_muon, *former)
     _take_out(dedication, model)
     if on_meta:
-        dedication.meta_start = MetaStart(model, leaves, known, ranks)
+        before_muon.meta_start = MetaStart(model, leaves, known, ranks)
     model.__dict__[DEDICATION] = dedication
     return table
 
@@ -256,17 +273,6 @@ def _warn(ranks: Ranks, model: nn.Module, mesh: DeviceMesh | None, table: Routin
             "shard).",
             roles,
         )
-
-
-def end_setup(dedication: Dedication) -> None:
-    """Removes the guards, because Muon has put placeholders in."""
-    if dedication.meta_start is not None:
-        dedication.meta_start.end()
-        dedication.meta_start = None
-    dedication.attributes = None
-    for handle in dedication.guards:
-        handle.remove()
-    dedication.guards.clear()
 
 
 def one_model(model: Any) -> Any:

@@ -39,6 +39,11 @@ class Leaf:
         return self.parameter.shape
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in the model, before and after Muon."""
+        return self.parameter.dtype
+
+    @property
     def cut(self) -> tuple[int, int] | None:
         """How tensor parallelism cuts the leaf, see `Slices.cut`. None if all ranks of a slot have all of it."""
         return None if self.slices is None else self.slices.cut

@@ -90,7 +90,7 @@ class Place:
         sentinel = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
         self.module.register_buffer(_SENTINEL + self.attribute, sentinel, persistent=False)
         # Readers of the attribute get shape and dtype.
-        self._taken_out = TakenOutTensor(self.name, parameter.shape, parameter.dtype, parameter.device, None)
+        self._taken_out = TakenOutTensor(self.name, parameter.shape, parameter.dtype, parameter.device)
         self._taken_out.attributes = vars(parameter)
         self.module.__dict__[self.attribute] = self._taken_out
 
@@ -180,18 +180,18 @@ class Place:
 
     def begin_forward(self) -> None:
         """Replaces the placeholder by the one of the compute dtype, if there is one."""
-        if self._in_forward is not None and self._outside is not None:
-            if self._in_forward.requires_grad != self._outside.requires_grad:
-                self._in_forward.requires_grad_(self._outside.requires_grad)
-            self._was_trainable = self._in_forward.requires_grad
-            self._replace_placeholder(self._in_forward)
+        assert self._in_forward is not None and self._outside is not None
+        if self._in_forward.requires_grad != self._outside.requires_grad:
+            self._in_forward.requires_grad_(self._outside.requires_grad)
+        self._was_trainable = self._in_forward.requires_grad
+        self._replace_placeholder(self._in_forward)
 
     def end_forward(self) -> None:
         """Undoes `begin_forward`. A placeholder that was frozen in the forward, either of the two, stays so."""
-        if self._in_forward is not None and self._outside is not None:
-            if self._placeholder is self._in_forward and self._in_forward.requires_grad != self._was_trainable:
-                self._outside.requires_grad_(self._in_forward.requires_grad)
-            self._replace_placeholder(self._outside)
+        assert self._in_forward is not None and self._outside is not None
+        if self._placeholder is self._in_forward and self._in_forward.requires_grad != self._was_trainable:
+            self._outside.requires_grad_(self._in_forward.requires_grad)
+        self._replace_placeholder(self._outside)
 
     def _replace_placeholder(self, other: nn.Parameter) -> None:
         parameters, before = self.module._parameters, self._placeholder

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from dmuon._setup.attributes import OWN
-from dmuon._setup.ways_out import AT_OWNER, BETWEEN, GRADIENT_AT_OWNER, HOOK_AT_OWNER, OUTSIDE, WAYS_OUT, of_caller
+from dmuon._setup.ways_out import AT_OWNER, BETWEEN, HOOK_AT_OWNER, OUTSIDE, WAYS_OUT, of_caller
 from dmuon._setup.written import written_by
 
 _aten = torch.ops.aten
@@ -24,13 +24,6 @@ def _refusing(what: str, why: str = "") -> Any:
         self._refuse(what, why=why)
 
     return method
-
-
-class OwnedGradient(Protocol):
-    """The operations on a gradient that this rank does not hold. All ranks call them alike."""
-
-    def perform(self, func: Any, owned: OwnedTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Performs an operation that meets `owned`. Returns NotImplemented if it knows none such."""
 
 
 class WeightSource(Protocol):
@@ -53,13 +46,12 @@ class OwnedTensor(torch.Tensor):
     """A weight, or its gradient, that this rank does not hold. It has the true shape and dtype, and no storage.
 
     Metadata, `detach` and a copy onto itself work. Inside the model's calls an operation gets a weight's values, and a
-    view of a weight is a placeholder too. A gradient also has the operations of OwnedGradient: `zero_`, the
-    2-norm, `mul_` and `div_` with a number, and torch.amp.GradScaler's unscaling. Everything else raises ValueError
-    and names the way out, so that no clipping, averaging, initialising or saving skips a leaf in silence.
+    view of a weight is a placeholder too. A gradient is a GradientTensor, with operations of its own. Everything else
+    raises ValueError and names the way out, so that no clipping, averaging, initialising or saving skips a leaf in
+    silence.
     """
 
     _name: str
-    _gradient: OwnedGradient | None
     _source: WeightSource | None = None  # of a weight
     _views: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = ()  # what makes this view from the weight
     _identity: object  # only a placeholder's aliases share it
@@ -72,22 +64,15 @@ class OwnedTensor(torch.Tensor):
         shape: torch.Size,
         dtype: torch.dtype,
         device: torch.device,
-        gradient: OwnedGradient | None,
         layout: tuple[Sequence[int], int | torch.SymInt] | None = None,
     ) -> OwnedTensor:
-        """`name` is fully qualified. `gradient` has the operations if this is a gradient.
-
-        `layout`: strides and offset, in elements, of a view.
-        """
+        """`name` is fully qualified. `layout`: strides and offset, in elements, of a view."""
         strides, offset = layout or (None, None)
         # torch leaves this function untyped.
         tensor: OwnedTensor = torch.Tensor._make_wrapper_subclass(
             cls, shape, strides, offset, dtype=dtype, device=device
         )
         tensor._name = name
-        tensor._gradient = gradient
-        if gradient is not None:
-            tensor._at_owner = GRADIENT_AT_OWNER
         tensor._identity = object()
         return tensor
 
@@ -108,13 +93,15 @@ class OwnedTensor(torch.Tensor):
             return owned._alias()
         if func is _aten.copy_.default and is_same(args[1], args[0]):
             return owned  # load_state_dict, after dmuon has read the loaded values
-        if owned._gradient is not None:
-            result = owned._gradient.perform(func, owned, args, kwargs or {})
-            if result is not NotImplemented:
-                return result
+        if (result := owned._perform(func, args, kwargs or {})) is not NotImplemented:
+            return result
         if owned._source is not None and torch.Tag.inplace_view not in func.tags and owned._source.is_open():
             return compute(func, args, kwargs or {})
         owned._refuse(str(func), _computes(func, args))
+
+    def _perform(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Performs an operation that meets a gradient. Returns NotImplemented if there is none such."""
+        return NotImplemented
 
     def _refuse(self, what: str, computes: bool = False, why: str = "") -> NoReturn:
         """Raises ValueError because of the operation `what`.
@@ -137,7 +124,7 @@ class OwnedTensor(torch.Tensor):
 
     def _alias(self) -> OwnedTensor:
         layout = (self.stride(), self.storage_offset())
-        alias = type(self)(self._name, self.shape, self.dtype, self.device, self._gradient, layout)
+        alias = type(self)(self._name, self.shape, self.dtype, self.device, layout)
         alias._identity, alias._source, alias._views = self._identity, self._source, self._views
         alias._at_owner = self._at_owner
         return alias
@@ -148,7 +135,7 @@ class OwnedTensor(torch.Tensor):
 
     def of_dtype(self, dtype: torch.dtype) -> OwnedTensor:
         """Returns a placeholder of the same weight with another dtype."""
-        other = type(self)(self._name, self.shape, dtype, self.device, self._gradient)
+        other = type(self)(self._name, self.shape, dtype, self.device)
         other._identity, other._source = self._identity, self._source
         return other
 
@@ -241,7 +228,7 @@ def _view(owned: OwnedTensor, view: Callable[[torch.Tensor], Any]) -> Any:
 
     def placeholder(like: torch.Tensor, take: Callable[[Any], torch.Tensor]) -> OwnedTensor:
         layout = (like.stride(), like.storage_offset())
-        made = OwnedTensor(owned._name, like.shape, like.dtype, owned.device, None, layout)
+        made = OwnedTensor(owned._name, like.shape, like.dtype, owned.device, layout)
         made._source, made._views = owned._source, (*owned._views, lambda tensor: take(view(tensor)))
         return made
 

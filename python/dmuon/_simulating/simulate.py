@@ -9,7 +9,7 @@ import os
 import torch.nn as nn
 
 from dmuon import _plan
-from dmuon._planning.basis import Basis
+from dmuon._planning.basis import PythonBasis
 from dmuon._planning.inventory import inventory
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
 from dmuon._setup.hyperparameters import RULE
@@ -68,7 +68,7 @@ def simulate(
     Raises:
         ValueError: the module is dedicated or sharded already, or an argument is bad.
     """
-    basis = Basis(
+    basis = PythonBasis(
         function="simulate",
         device=device,
         strategy=strategy,

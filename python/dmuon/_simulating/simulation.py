@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dmuon import _plan
 from dmuon._planning.table import mesh_text
-from dmuon._planning.timeline import COMPUTE, LANES, Bar, Panel, draw
+from dmuon._planning.timeline import COMPUTE, Bar, Panel, TraceSpan, draw, write_trace
 
 DEFAULT_TOKENS = 4096
 MOST_TOKENS = 1 << 20
@@ -183,28 +182,14 @@ class Simulation:
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes the step as a Chrome trace for https://ui.perfetto.dev. A process is a contender, a thread a lane."""
-        names, lanes = self._unit_names(), list(LANES)
-        events: list[dict[str, Any]] = []
-        for pid, (name, step) in enumerate(self.steps.items()):
-            events.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}})
-            for tid, words in enumerate(LANES.values()):
-                events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": words}})
+        names = self._unit_names()
+
+        def spans(step: _plan.Prediction) -> Iterator[TraceSpan]:
             for span in step.spans:
-                subject = _subject(span, names)
-                events.append(
-                    {
-                        "ph": "X",
-                        "name": f"{span.kind} {subject}".rstrip(),
-                        "cat": span.kind,
-                        "pid": pid,
-                        "tid": lanes.index(span.lane),
-                        "ts": span.start_ms * 1e3,
-                        "dur": (span.end_ms - span.start_ms) * 1e3,
-                        "args": {"issued": span.issued_ms * 1e3, "unit": subject},
-                    }
-                )
-        with open(path, "w") as file:
-            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+                times = (1e3 * ms for ms in (span.issued_ms, span.start_ms, span.end_ms))
+                yield TraceSpan(span.lane, span.kind, _subject(span, names), *times)
+
+        write_trace(path, ((pid, name, spans(step)) for pid, (name, step) in enumerate(self.steps.items())))
 
     def _panel(self, contender: str) -> Panel:
         step, names = self.steps[contender], self._unit_names()
