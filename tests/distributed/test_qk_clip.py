@@ -109,6 +109,50 @@ def test_weights_and_logits_equal_a_single_process(ranks, kind, mesh, schedule):
         assert_equal_maxima(history, results[0][2], rtol=0, atol=0)
 
 
+def trained_with_a_dropped_batch(mesh: Any, tau: float, schedule: dict[str, Any], how: str) -> Any:
+    """The gradients of a batch with the largest logits are used for no step, so neither are its logits."""
+    model, opt, clip = started(mesh, "grouped", tau, schedule)
+    begin, history = weights_of(model), []
+    rank, size = place_of(mesh)
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=1.0)
+
+    def backward(number: int, factor: float = 1.0) -> None:
+        loss = factor * scaler.scale(loss_of(model, part(batch(number), rank, size)))
+        if how == "cleared late":  # as many programs do: the next forward comes before
+            opt.zero_grad()
+        loss.backward()
+
+    for number in range(STEPS):
+        if number == 1:
+            modules = [model.get_submodule(name) for name in clip.max_logits]
+            handles = [module.register_forward_pre_hook(lambda _, args: (1e3 * args[0],)) for module in modules]
+            backward(100, math.inf if how == "skipped by a scaler" else 1.0)
+            for handle in handles:
+                handle.remove()
+            if how == "skipped by a scaler":
+                scaler.step(opt)
+                scaler.update(1.0)
+                model.zero_grad()
+            elif how == "cleared":
+                opt.zero_grad()
+        backward(number)
+        dmuon.clip_grad_norm_(model, MOST)
+        opt.step()
+        if how != "cleared late":
+            opt.zero_grad()
+        history.append({name: logits.cpu() for name, logits in clip.max_logits.items()})
+    return begin, weights_of(model), history
+
+
+@pytest.mark.parametrize("how", ["cleared", "cleared late", "skipped by a scaler"])
+@pytest.mark.parametrize(("mesh", "schedule"), [((1, 4), AHEAD), ((2, 2), NO_COPY)])
+def test_logits_go_with_the_gradients_of_their_batch(ranks, mesh, schedule, how):
+    one, initial = reference_of("grouped")
+    for _, weights, history in ranks.run(trained_with_a_dropped_batch, mesh, tau=one.tau, schedule=schedule, how=how):
+        assert_equal_to_reference(initial, weights_of_plain(one.model), weights)
+        assert_equal_maxima(history, one.history, rtol=1e-3, atol=1e-4)
+
+
 def trained_in_order(mesh: Any, table: Any, **options: Any) -> Any:
     return trained(mesh_of(mesh, table), **options)
 

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.nn as nn
+from torch.distributed.tensor import DTensor
 
 from dmuon._running.runtime import Runtime
 from dmuon._saving.owned_shards import MASTER
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import clean_name, joined
 from dmuon._setup.placeholder import OwnedTensor
-from dmuon._setup.slices import cut_like, local_part
+from dmuon._setup.slices import cut_as
 from dmuon.attention import Heads
 
 
@@ -49,7 +50,8 @@ class HeadRows:
                 pieces.append(sources[part.elements.begin // cols : part.elements.end // cols])
                 self.parameters.append(part.parameter)
         for bias, index in finder.biases:
-            pieces.append(local_part(cut_like(finder.sources[index], bias)))
+            sources = finder.sources[index]
+            pieces.append(cut_as(sources, bias) if isinstance(bias, DTensor) else sources)
             self.biases.append(bias)
         self._sizes = [len(piece) for piece in pieces]
         self._sources = torch.cat(pieces).to(runtime.device) if pieces else None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from dmuon import _C
 from dmuon._attention.rows import HeadRows
 from dmuon._running.runtime import Runtime
 from dmuon._setup.slices import local_part
@@ -21,8 +22,10 @@ class StepClip:
         self.heads, self.rows, self.tau = heads, rows, tau
         self._runtime = runtime
         self._sizes = [one.num_heads for one in heads.values()]
+        # Of forwards whose backward has run, and of those noted after so many backwards.
         self._own = torch.full((sum(self._sizes),), -math.inf, dtype=torch.float64, device=runtime.device)
-        self._of_module = self._by_module(self._own)
+        self._fresh, self._noted_after = self._own.clone(), 0
+        self._of_module = self._by_module(self._fresh)
         self._last = self._own.clone()
         # Since the last step: modules that showed no logits, with what was found; modules whose maxima the user gave.
         self._missing: dict[str, str] = {}
@@ -43,8 +46,9 @@ class StepClip:
 
     def note(self, name: str, maxima: torch.Tensor) -> None:
         """Adds the largest logits, [heads], of one forward of a module."""
-        own = self._of_module[name]
-        own.copy_(torch.maximum(own, maxima.to(own)))
+        self._begin_note()
+        fresh = self._of_module[name]
+        fresh.copy_(torch.maximum(fresh, maxima.to(fresh)))
 
     def note_given(self, name: str, maxima: torch.Tensor) -> None:
         """Adds those that the user has found."""
@@ -54,12 +58,31 @@ class StepClip:
 
     def note_missing(self, name: str, found: str) -> None:
         """Notes that a forward of a module showed no logits, and what it showed."""
+        self._begin_note()
         self._missing[name] = found
+
+    def _begin_note(self) -> None:
+        # A forward that is repeated in a backward belongs to that backward.
+        num_backwards = self._runtime.engine.num_backwards - _C.in_backward()
+        if self._noted_after != num_backwards:
+            self._noted_after = num_backwards
+            self._own.copy_(self.maxima())
+            self._fresh.fill_(-math.inf)
 
     # ---- AfterStep ----
 
+    def clear(self) -> None:
+        self._own.fill_(-math.inf)
+        if self._noted_after != self._runtime.engine.num_backwards:
+            self.forget()
+
+    def skip_unless(self, finite: torch.Tensor) -> None:
+        for maxima in (self._own, self._fresh):
+            maxima.copy_(torch.where(finite, maxima, -math.inf))
+
     def forget(self) -> None:
         self._own.fill_(-math.inf)
+        self._fresh.fill_(-math.inf)
         self._missing.clear()
         self._given.clear()
 
@@ -79,7 +102,7 @@ class StepClip:
         return [f"QKClip's tau = {self.tau}"]
 
     def maxima(self) -> torch.Tensor:
-        return self._own
+        return torch.maximum(self._own, self._fresh)
 
     def row_factors(
         self, maxima: torch.Tensor, applies: torch.Tensor, group_of: Sequence[int]

@@ -20,6 +20,12 @@ class AfterStep(Protocol):
     def forget(self) -> None:
         """Begins the step's maxima anew: a load or a write has replaced the weights that have shown them."""
 
+    def clear(self) -> None:
+        """Forgets the maxima of forwards whose backward has run: the gradients are cleared."""
+
+    def skip_unless(self, finite: torch.Tensor) -> None:
+        """Forgets the maxima if a [] bool, equal on all ranks, is false: the gradients are used for no step."""
+
     def settings(self) -> list[str]:
         """Returns what must be equal on all ranks."""
 

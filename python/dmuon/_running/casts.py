@@ -1,4 +1,4 @@
-"""Guards against casts and moves of a running model: one that would change a leaf raises and changes nothing."""
+"""Guards against casts and moves of a running model: one that would change a leaf raises, or is left out."""
 
 from __future__ import annotations
 
@@ -15,13 +15,20 @@ from dmuon._setup.replaced_method import ReplacedMethod
 
 
 def guard_casts(runtime: Runtime) -> None:
-    """Makes `to`, `float`, `cpu` and similar methods, which all call `_apply`, check a module's leaves first."""
+    """Makes `to`, `float`, `cpu` and similar methods, which all call `_apply`, check a module's leaves first.
+
+    Leaves out `flatten_parameters` of recurrent layers: cuDNN copies their weights in each call, and warns of that.
+    """
     held: dict[nn.Module, list[tuple[Place, nn.Parameter]]] = {}
     for leaf, placeholder in zip(runtime.leaves, runtime.placeholders, strict=True):
         for place in leaf.places:
             held.setdefault(place.module, []).append((place, placeholder))
     for module, inside in held_inside(runtime.model, held):
         ReplacedMethod(module, "_apply", functools.partial(_apply, inside))
+    # On CUDA it moves weights of LSTM, GRU and RNN into memory of cuDNN's, which no publication writes.
+    for module in held:
+        if isinstance(module, nn.RNNBase):
+            ReplacedMethod(module, "flatten_parameters", lambda _inner, _module: None)
 
 
 def _apply(

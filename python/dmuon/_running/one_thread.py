@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from dmuon import _C
+
 
 class OneThread:
     """Knows the thread that is in a pass or a step of a model, and refuses calls by others.
@@ -22,7 +24,8 @@ class OneThread:
         return any(thread.ident == holder for thread in threading.enumerate())
 
     def refuse_others(self, what: str) -> None:
-        """Raises ValueError if another thread holds the model. Ends what this one held."""
+        """Raises ValueError if another thread holds the model, or inside of a rule. Ends what this one held."""
+        _C.refuse_in_update()
         if self.is_held_by_another():
             raise ValueError(
                 f"dmuon: {what} in thread '{threading.current_thread().name}' while another thread is in a pass or a "

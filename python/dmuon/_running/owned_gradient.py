@@ -123,8 +123,10 @@ class Gradient:
                 "dmuon: GradScaler with parameters on the host, as by FSDP2's CPUOffloadPolicy: torch unscales their "
                 "gradients by a factor that may not have arrived there yet. Expected: bfloat16, which needs no scaler."
             )
-        verdict = runtime.step_agreement.verdict(problem=problem)
-        return verdict.finite(), runtime.plain.made
+        finite = runtime.step_agreement.verdict(problem=problem).finite()
+        if (after := runtime.step_agreement.after_step) is not None:
+            after.skip_unless(finite)
+        return finite, runtime.plain.made
 
 
 def _zero(owned: OwnedTensor, gradient: Gradient, target: Any) -> Any:
@@ -204,9 +206,11 @@ def _unscale(
 ) -> None:
     """Unscales gradients as torch.amp.GradScaler does. Sets `found` to 1 if a gradient is not finite."""
     finite, made = gradient.all_finite()  # the scaler could not list what is made now
-    others = [*made, *(tensor for tensor in gradients if not isinstance(tensor, OwnedTensor))]
-    if others:
-        torch._amp_foreach_non_finite_check_and_unscale_(others, found, inverse)
+    others: dict[Any, list[torch.Tensor]] = {}  # by mesh: torch takes lists of one kind
+    for tensor in [*made, *(tensor for tensor in gradients if not isinstance(tensor, OwnedTensor))]:
+        others.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+    for alike in others.values():
+        torch._amp_foreach_non_finite_check_and_unscale_(alike, found, inverse)
     for tensor in gradients:
         if isinstance(tensor, GradientTensor):
             tensor._gradient.scale(inverse)

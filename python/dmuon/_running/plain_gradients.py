@@ -42,6 +42,7 @@ class _Backward:
     parameters: list[torch.Tensor] = dataclasses.field(default_factory=list)  # in one order on all ranks
     large: list[torch.Tensor] = dataclasses.field(default_factory=list)  # not sent yet; the last one is next
     came: dict[torch.Tensor, int] = dataclasses.field(default_factory=dict)  # after so many triggers
+    events: dict[torch.Tensor, torch.Event] = dataclasses.field(default_factory=dict)  # of large ones that came
     sent: dict[torch.Tensor, torch.Tensor | None] = dataclasses.field(default_factory=dict)  # `.grad` before more came
     late: dict[torch.Tensor, torch.Tensor] = dataclasses.field(default_factory=dict)  # what came after it was sent
     has: dict[torch.Tensor, bool] = dataclasses.field(default_factory=dict)  # of those sent: this rank has a gradient
@@ -281,6 +282,9 @@ class PlainGradients:
             return
         backward = self._backward or self._begin()
         backward.came[parameter] = self._engine.num_crossed()
+        # The forward may have been on another stream. Autograd lets the caller's wait for it only after the backward.
+        if parameter.device.type != "cpu" and _large_of([parameter]):
+            backward.events[parameter] = torch.accelerator.current_stream(parameter.device).record_event()
 
     def _send_early(self, num_crossed: int) -> None:
         backward, places = self._backward or self._begin(), self._places or {}
@@ -304,8 +308,12 @@ class PlainGradients:
     @torch.no_grad()
     def _send_large(self, backward: _Backward) -> None:
         parameter = backward.large[-1]
-        values = self._values(backward, parameter, self._dtype_of([parameter]))
-        values = values.div(self._ranks.num_slots)  # not in place: gradients may share memory
+        if (came_on := backward.events.pop(parameter, None)) is not None:
+            torch.accelerator.current_stream(parameter.device).wait_event(came_on)
+        gradient, dtype = parameter.grad, self._dtype_of([parameter])
+        values = self._values(backward, parameter, dtype)
+        is_copy = gradient is None or gradient.dtype != dtype
+        values = values.div_(self._ranks.num_slots) if is_copy else values.div(self._ranks.num_slots)
         backward.works.append(dist.all_reduce(values, group=self._group, async_op=True))
         backward.means[parameter] = values
         backward.large.pop()

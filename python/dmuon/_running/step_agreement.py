@@ -175,6 +175,8 @@ class StepAgreement:
         """Notes that all gradients are cleared."""
         self.end_failed_backward()
         self.runtime.plain.made.clear()
+        if self.after_step is not None:
+            self.after_step.clear()
         if self._lost is _LOST:
             self._lost = None
 

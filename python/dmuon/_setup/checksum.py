@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 _PIECE = 1 << 16  # words that stay in a CPU's cache
-_MORE_ON_DEVICES = 64  # times as many words elsewhere, for few launches
+_MOST_PIECES = 64  # at once on other devices, for few launches
 _STEP = 0x9E3779B1  # odd, so that no piece is lost among those before it
 
 
@@ -21,13 +23,24 @@ def checksum(values: torch.Tensor) -> torch.Tensor:
     if flat.storage_offset() * flat.itemsize % word.itemsize:
         flat = flat.clone()  # words must lie at multiples of their size
     words = flat.view(torch.uint8).view(word)
+    factors, powers = _factors(values.device)
+    at_once = (1 if values.is_cpu else _MOST_PIECES) * _PIECE
+    in_pieces = words.numel() // _PIECE * _PIECE
+    total = torch.zeros((), dtype=torch.int64, device=values.device)
+    for some in (*words[:in_pieces].split(at_once), words[in_pieces:]):
+        if some.numel() > 0:
+            pieces = some.view(-1, min(_PIECE, some.numel()))
+            sums = (pieces * factors[: pieces.shape[1]]).sum(1)
+            total = total * powers[-1 - len(pieces)] + (sums * powers[-len(pieces) :]).sum()
+    return total
+
+
+@functools.cache
+def _factors(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns [_PIECE] odd random numbers, so that no bit of a word is lost, and descending powers of _STEP to 0."""
     lowest, highest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
     generator = torch.Generator("cpu").manual_seed(0)
-    most = _PIECE if values.is_cpu else _MORE_ON_DEVICES * _PIECE
-    size = (min(words.numel(), most),)
-    factors = torch.randint(lowest, highest, size, dtype=torch.int64, device="cpu", generator=generator)
-    factors = (factors | 1).to(values.device)  # odd, so that no bit of a word is lost
-    total = torch.zeros((), dtype=torch.int64, device=values.device)
-    for piece in words.split(most):
-        total = total * _STEP + (piece * factors[: piece.numel()]).sum()
-    return total
+    factors = torch.randint(lowest, highest, (_PIECE,), dtype=torch.int64, device="cpu", generator=generator) | 1
+    powers = torch.full((_MOST_PIECES + 1,), _STEP, dtype=torch.int64, device="cpu")
+    powers[0] = 1
+    return factors.to(device), powers.cumprod(0).flip(0).to(device)

@@ -284,6 +284,7 @@ void init_engine(py::module_& module) {
   add_operations(engine);
   add_inspection(engine);
   module.def("in_backward", &engine::in_backward);
+  module.def("refuse_in_update", &Engine::refuse_in_update);
   module.attr("LEAVING_BACKWARD") = engine::kLeavingBackward;
   module.def("on_skipped_gradient", &engine::on_skipped_gradient, py::arg("output"),
              py::arg("callback"));

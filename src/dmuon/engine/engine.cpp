@@ -46,11 +46,15 @@ void Engine::bind(core::UnitIndex index, std::vector<at::Tensor> parameters,
     placeholders_.accumulate(leaves[i].index, unit(index).parameter(i));
 }
 
-void Engine::finish_update() {
+void Engine::refuse_in_update() {
   core::require(
-      !wire::Lane::is_in_thread(),
+      !wire::Lane::is_in_operation(),
       "a rule of update has read or changed the state of the optimizer or of the model, "
       "which waits for the update that calls the rule. Expected: what its function is given");
+}
+
+void Engine::finish_update() {
+  refuse_in_update();
   resolver_.finish_update();
   executor_.await_update();
   for (const std::string& name : std::exchange(removed_, {})) owned().remove(name);
@@ -92,6 +96,7 @@ void Engine::set_sync(bool sync) {
 // A forward has no certain end: what it still owes goes before another engine's operations, on
 // every rank. Its backward ends by itself, and what a pass on demand owes, ends of reads, may wait.
 void Engine::take_turn() {
+  refuse_in_update();
   mesh().turn->take(this, [this] {
     const schedule::Order& order = resolver_.order();
     if (order.current() != Pass::kBackward && !order.on_demand()) resolver_.end_pass();

@@ -185,8 +185,10 @@ class Engine : private schedule::Performer {
   /// Waits for the update of the last step, if it is late; on a device the current stream does. All
   /// calls of this class wait that read or write owned tensors, and every backward does. A caller
   /// that has such a tensor already waits itself.
-  /// @throws InvalidArgument in the thread of a lane, which would wait for itself.
+  /// @throws InvalidArgument as refuse_in_update.
   void finish_update();
+  /// @throws InvalidArgument inside of an update, as in a rule's function: it would wait for itself.
+  static void refuse_in_update();
 
   /// Removes a named tensor of this rank, at once or when no update reads owned tensors any more.
   void remove_owned(const std::string& name);

@@ -150,6 +150,7 @@ class Lane::Ends {
 };
 
 thread_local bool in_thread_of_lane = false;
+thread_local bool issues_compute = false;
 
 class Lane::Worker {
  public:
@@ -224,6 +225,7 @@ class Lane::Stream {
     done.event.emplace(device.type());
     const PlainMode plain;
     const c10::StreamGuard on_lane(stream_);
+    const bool issued = std::exchange(issues_compute, purpose_ == Purpose::kCompute);
     try {
       if (error_) std::rethrow_exception(error_);
       for (const Event& event : after) event.wait();
@@ -236,6 +238,7 @@ class Lane::Stream {
       // Nobody waits for its event, and memory that its kernels use may be freed later.
       if (purpose_ == Purpose::kCompute) order_quietly(stream_, current);
     }
+    issues_compute = issued;
   }
 
   static void order_quietly(const c10::Stream& first, const c10::Stream& second) try {
@@ -260,6 +263,7 @@ class Lane::Stream {
 };
 
 bool Lane::is_in_thread() { return in_thread_of_lane; }
+bool Lane::is_in_operation() { return in_thread_of_lane || issues_compute; }
 
 bool Lane::ends_within(std::chrono::milliseconds most) {
   const auto end = std::chrono::steady_clock::now() + most;

@@ -105,6 +105,10 @@ class Lane {
   /// True in the thread of any lane.
   static bool is_in_thread();
 
+  /// True in the thread of any lane, and on other devices than a CPU in the calling thread while it
+  /// issues an operation of a lane of kCompute.
+  static bool is_in_operation();
+
   /// True if all enqueued operations have happened, or failed, within this time, on the host.
   bool ends_within(std::chrono::milliseconds most);
 
