@@ -60,6 +60,15 @@ def test_counts_integers_as_accelerators_do(device):
     torch.testing.assert_close(counted.cpu(), torch.bincount(values).int())
 
 
+def test_tensors_of_the_host_are_refused_as_by_cuda(device):
+    ours, hosts = torch.ones(3, device="emulated"), torch.ones(3)
+    for call in (lambda: ours + hosts, lambda: torch.cat([hosts, ours]), lambda: ours.add_(hosts)):
+        with pytest.raises(RuntimeError, match="and of the host"):
+            call()
+    assert (ours + torch.ones(())).sum() == 6
+    assert ours[torch.tensor([0, 2])].sum() == 2
+
+
 def test_random_numbers_depend_on_the_order_of_issue_alone(device):
     drawn = []
     for order in async_device.ORDERS:

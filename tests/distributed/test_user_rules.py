@@ -148,6 +148,44 @@ def test_a_wrong_function_is_an_error_on_all_ranks_by_name(rule, mesh, schedule)
         assert users_rules.WRONG[rule] in message
 
 
+def answers_in_an_update(mesh: Any, schedule: dict[str, Any]) -> list[str]:
+    """What a rule's function gets that uses the model and the optimizer which the update belongs to."""
+    model = make_gpt(depth=2)
+    dedicate(model, mesh, schedule)
+    opt = dmuon.Muon(model, rule="that_asks")
+    tokens, names = part(batch(0), *place_of(mesh)), list(model.state_dict())
+    assert names
+
+    @torch.no_grad()
+    def forward() -> float:
+        return float(loss_of(model, tokens))
+
+    users_rules.ANSWERS.clear()
+    users_rules.QUESTIONS[:] = [
+        lambda: [of.get("momentum_buffer") for of in opt.state.values()],
+        lambda: dmuon.weight_norms(model),
+        lambda: dmuon.grad_norms(model),
+        opt.zero_grad,
+        forward,
+    ]
+    try:
+        for _ in range(2):
+            loss_of(model, tokens).backward()
+            opt.step()
+        opt.state_dict()  # waits for the last update
+    finally:
+        users_rules.QUESTIONS.clear()
+    return users_rules.ANSWERS
+
+
+@pytest.mark.parametrize("schedule", [AHEAD, AT_ONCE], ids=str)
+def test_a_function_that_asks_what_waits_for_it_gets_an_error(ranks, schedule):
+    for answers in ranks.run(answers_in_an_update, (2, 2), schedule=schedule):
+        assert len(answers) >= 5
+        for answer in answers:
+            assert "a rule of update has read or changed the state of the optimizer or of the model" in answer
+
+
 def trained_again(mesh: Any, ends: str, schedule: dict[str, Any], sharded: bool) -> tuple[list[str], bool]:
     """Trains, fails, and trains once more in the same processes. Returns errors, and whether bits were the same."""
     # All ranks' updates fail, or one's.

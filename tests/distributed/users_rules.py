@@ -94,6 +94,19 @@ def that_waits_for_itself(update, weights, state, options):
     return update
 
 
+ANSWERS: list[str] = []
+QUESTIONS: list[Any] = []  # of the program, in every update
+
+
+def that_asks(update, weights, state, options):
+    for question in QUESTIONS:
+        try:
+            ANSWERS.append(f"answered {question()}")
+        except (ValueError, RuntimeError) as error:
+            ANSWERS.append(str(error))
+    return update
+
+
 def without_its_state(update, weights, state, options):
     del state["radius"]
     return update
@@ -114,6 +127,7 @@ dmuon.rules.register("hyperball", move=hyperball, state={"radius": SIZES["radius
 dmuon.rules.register("uneven", after=uneven, state={name: of for name, of in SIZES.items() if name != "radius"})
 dmuon.rules.register("slow", after=slow)
 dmuon.rules.register("collecting", after=collecting)
+dmuon.rules.register("that_asks", after=that_asks)
 for _name in WRONG:
     dmuon.rules.register(_name, after=globals()[_name], state={"radius": (1, 1)})
 ReferenceMuon.users |= {"hyperball": plain_hyperball, "uneven": plain_uneven}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -16,16 +18,18 @@ pytestmark = pytest.mark.xdist_group("async_device")
 
 def make() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(2)))
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(2)))
+    model.register_buffer("seen", torch.ones(3))
+    return model
 
 
-def train(mesh: Any, given: DeviceMesh | None, moved: str) -> torch.Tensor:
+def train(mesh: Any, given: DeviceMesh | None, moved: str, index: int | None = None, **options: Any) -> torch.Tensor:
     """Two steps; `moved` says when the model goes to the device: before dedicate_params, after it or never."""
-    device = torch.device("emulated", torch.emulated.current_device())
+    device = torch.device("emulated", torch.emulated.current_device() if index is None else index)
     model = make()
     if moved == "before":
         model.to(device)
-    dmuon.dedicate_params(model, given, costs="modelled")
+    dmuon.dedicate_params(model, given, costs="modelled", **options)
     if moved == "after":
         model.to(device)
     opt = dmuon.Muon(model, lr=0.02, ns_dtype=torch.float32)
@@ -45,6 +49,32 @@ def with_and_without_mesh(mesh: Any, moved: str) -> bool:
 @pytest.mark.parametrize("moved", ["before", "after"])
 def test_without_a_mesh_the_device_is_that_of_the_process_groups_backend(device_ranks, moved):
     assert device_ranks.run(with_and_without_mesh, (4,), moved=moved) == [True] * 4
+
+
+def with_another_current_device(mesh: Any) -> tuple[bool, set[torch.device]]:
+    """Returns whether weights are right, and the devices on which collectives of torch's ran."""
+    expected, device, seen = train(mesh, mesh, "before"), torch.emulated.current_device(), set()
+
+    def seeing(collective: Any) -> Any:
+        def call(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+            seen.add(tensor.device)
+            return collective(tensor, *args, **options)
+
+        return call
+
+    with (
+        mock.patch.object(dist, "all_reduce", seeing(dist.all_reduce)),
+        mock.patch.object(dist, "broadcast", seeing(dist.broadcast)),
+        torch.emulated.device((device + 1) % 4),
+    ):
+        got = train(mesh, None, "before", device, broadcast_buffers=True)
+    return torch.equal(got, expected), {one for one in seen if one.type != "cpu"}
+
+
+def test_messages_are_where_the_model_is_whatever_device_is_the_current_one(device_ranks):
+    for rank, (is_equal, seen) in enumerate(device_ranks.run(with_another_current_device, (4,))):
+        assert is_equal
+        assert seen == {torch.device("emulated", rank)}
 
 
 def refused(mesh: Any, moved: str) -> str:

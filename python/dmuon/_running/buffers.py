@@ -41,8 +41,7 @@ class Buffers:
         parts = [part for part in map(local_part, self._model.buffers()) if part.numel()] if is_due else []
         if not parts:
             return
-        device = torch.device(self._ranks.device_type)
-        pieces = [_bytes_of(part).to(device) for part in parts]
+        pieces = [_bytes_of(part).to(self._ranks.device) for part in parts]
         flat = torch.cat(pieces)
         with blocking_message(engine, "the copy of buffers from the first rank"):
             dist.broadcast(flat, self._ranks.by_slot[0], group=self._group)

@@ -110,7 +110,8 @@ def start(
         if divided and dedication.ranks.num_replicates > 1:
             raise ValueError(f"Muon: one stage: expected no stacks that are divided by experts, got '{divided[0]}'")
         dedication.ranks = dedication.ranks.as_one_node()
-    device = device or torch.device(dedication.ranks.device_type)
+    device = device or dedication.ranks.device
+    dedication.ranks = dataclasses.replace(dedication.ranks, device_index=device.index)
     if dedication.ranks.size == 1:  # alone, the model may have gone anywhere since
         dedication.ranks = dataclasses.replace(dedication.ranks, device_type=device.type)
     before_muon = dedication.before_muon

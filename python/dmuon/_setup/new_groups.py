@@ -36,7 +36,7 @@ def new_group(purpose: str, members: tuple[int, ...], ranks: Ranks, backend: str
         )
     if backend is None and ranks.device_type != "cpu":
         # NCCL makes its communicator at the first message: here, not inside the first forward.
-        dist.all_reduce(torch.zeros(1, device=ranks.device_type), group=group)
+        dist.all_reduce(torch.zeros(1, device=ranks.device), group=group)
     return group
 
 

@@ -30,6 +30,13 @@ class Ranks:
     mesh_groups: tuple[dist.ProcessGroup, ...] = ()  # of its dimensions; the host framework uses them
     tensor_mesh: DeviceMesh | None = None  # 1-D, of tensor parallelism
     slots: tuple[tuple[int, ...], ...] = ()  # the T ranks of each slot; () without tensor parallelism
+    device_index: int | None = None  # the model's, as far as it is known; None: the current device
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's messages are: with the model, also in a program that sets no current device."""
+        on = f"{self.device_type}" if self.device_index is None else f"{self.device_type}:{self.device_index}"
+        return torch.device(on)
 
     @property
     def host_replicates(self) -> int:

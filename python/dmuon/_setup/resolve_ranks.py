@@ -68,6 +68,7 @@ def resolve_ranks(
         device_type, table = mesh.device_type, mesh.mesh
         mesh_rows = rows_of(table if table.ndim <= 2 else table.flatten())
         groups = tuple(mesh.get_group(dim) for dim in range(table.ndim))
+    device = _device(model, device_type)
     here = dist.get_rank()
     rows = tuple(sorted(tuple(sorted(row)) for row in mesh_rows))
     everyone = [rank for row in rows for rank in row]
@@ -78,30 +79,31 @@ def resolve_ranks(
     with _watched(tuple(everyone)):
         tensor_size = 1 if tensor_mesh is None else tensor_mesh.size()
         numbers = _local_world_size(), _milliseconds(timeout), tensor_size, are_over(everyone)
-        local_sizes, timeouts, tensor_sizes, (_, any_over) = _extremes(groups, device_type, numbers)
+        local_sizes, timeouts, tensor_sizes, (_, any_over) = _extremes(groups, device, numbers)
         if len(rows) == 1 and local_sizes[0] == local_sizes[1]:
             rows = _hosts(rows[0], local_sizes[0])
         if tensor_mesh is not None and 1 < tensor_sizes[0] == tensor_sizes[1]:
             with _watched(tuple(sorted(tensor_mesh.mesh.flatten().tolist()))):
-                slots = _slots(tensor_mesh, everyone, device_type)
+                slots = _slots(tensor_mesh, everyone, device)
                 # The training may have failed on the meshes of other slices alone.
-                ((_, any_over),) = _extremes([tensor_mesh.get_group()], device_type, [any_over])
+                ((_, any_over),) = _extremes([tensor_mesh.get_group()], device, [any_over])
     if any_over:
         forget(everyone)
     agreed = datetime.timedelta(milliseconds=timeouts[0]) if 0 < timeouts[0] == timeouts[1] else None
-    return Ranks(rows, everyone.index(here), device_type, agreed, mesh_rows, groups, tensor_mesh, slots)
+    slot, index = everyone.index(here), device.index
+    return Ranks(rows, slot, device_type, agreed, mesh_rows, groups, tensor_mesh, slots, index)
 
 
-def _slots(mesh: DeviceMesh, by_slot: Sequence[int], device_type: str) -> tuple[tuple[int, ...], ...]:
+def _slots(mesh: DeviceMesh, by_slot: Sequence[int], device: torch.device) -> tuple[tuple[int, ...], ...]:
     """Returns the ranks of each slot, from what each rank of this slot knows of its own slices. Collective over `mesh`.
 
     Empty, which all ranks will refuse, if they do not know of equally many slots.
     """
     group, own = mesh.get_group(), mesh.mesh.flatten().tolist()
-    ((least, most),) = _extremes([group], device_type, [len(by_slot)])
+    ((least, most),) = _extremes([group], device, [len(by_slot)])
     if least != most:
         return ()
-    words = torch.tensor(by_slot, device=device_type)
+    words = torch.tensor(by_slot, device=device)
     found = [torch.empty_like(words) for _ in own]
     dist.all_gather(found, words, group=group)
     by_rank = dict(zip(sorted(own), (one.tolist() for one in found), strict=True))  # groups count by global rank
@@ -123,9 +125,11 @@ def _milliseconds(timeout: object) -> int:
     return max(1, timeout // datetime.timedelta(milliseconds=1))
 
 
-def _extremes(groups: Sequence[dist.ProcessGroup], device_type: str, numbers: Sequence[int]) -> list[tuple[int, int]]:
+def _extremes(
+    groups: Sequence[dist.ProcessGroup], device: torch.device, numbers: Sequence[int]
+) -> list[tuple[int, int]]:
     """Returns the least and the largest of each number over all ranks. `groups` has one for each mesh dimension."""
-    words = torch.tensor([*numbers, *(-number for number in numbers)], device=device_type)
+    words = torch.tensor([*numbers, *(-number for number in numbers)], device=device)
     for group in groups:
         with exchange():
             dist.all_reduce(words, op=dist.ReduceOp.MAX, group=group)
@@ -181,6 +185,12 @@ def _hosts(row: tuple[int, ...], local_size: int) -> tuple[tuple[int, ...], ...]
 def _local_world_size() -> int:
     value = os.environ.get("LOCAL_WORLD_SIZE", "")
     return int(value) if value.isdigit() else 0
+
+
+def _device(model: nn.Module, device_type: str) -> torch.device:
+    """Returns the device of this type on which the model lies, without an index if it does not lie on one yet."""
+    found = (p.device for p in (model.parameters() if isinstance(model, nn.Module) else ()))
+    return next((device for device in found if device.type == device_type), torch.device(device_type))
 
 
 def _device_type(model: nn.Module) -> str:

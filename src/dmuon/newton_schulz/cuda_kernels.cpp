@@ -89,13 +89,20 @@ struct Step {
   Tensor x, r, z, next;
 };
 
+// Which products of the steps a choice has computed.
+struct Tested {
+  bool symmetric = false;
+  bool full = false;
+};
+
 // Beside a step by ATen. For a tall matrix the last product is X Z.
-bool product_passes(const kernels::cuda::ProductChoice& choice, const Step& step, double unit) {
+bool product_passes(const kernels::cuda::ProductChoice& choice, const Step& step, double unit,
+                    Tested* tested) {
   const auto& [x, r, z, next] = step;
   const Tensor ours = at::empty_like(r);
   const Tensor product = at::empty_like(r);
   if (product_by(choice, true, ours, 0, r, 0.01, x, x.mT())) {
-    product_by(choice, true, product, -1.5, ours, 0.5, ours, ours);
+    tested->symmetric = product_by(choice, true, product, -1.5, ours, 0.5, ours, ours);
     if (!near(product, z.to(at::kFloat), 4 * unit) || !at::equal(product, product.mT()))
       return false;
   }
@@ -104,27 +111,31 @@ bool product_passes(const kernels::cuda::ProductChoice& choice, const Step& step
   const Tensor moved = at::empty_like(lying);
   const bool computes = tall ? product_by(choice, false, moved, 2, lying, 0.1, lying, z.mT())
                              : product_by(choice, false, moved, 2, lying, 0.1, z, lying);
+  tested->full |= computes;
   return !computes || near(tall ? moved.mT() : moved, next.to(at::kFloat), 2 * unit);
 }
 
 bool products_pass(c10::Device device, at::ScalarType dtype) {
   const at::NoGradGuard no_grad;
   const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+  // Sides of multiples of 8, as the kernels read them, and of two tiles of the largest kind.
   const Tensor x =
-      at::arange(2 * 300 * 200, options).mul_(0.7).sin_().view({2, 300, 200}).to(dtype);
+      at::arange(2 * 264 * 272, options).mul_(0.7).sin_().view({2, 264, 272}).to(dtype);
   const double unit = dtype == at::kHalf ? 1e-3 : 8e-3;
   std::vector<kernels::cuda::ProductChoice> choices{
       {"product80_64", 1}, {"product80_64", 2}, {"product80_128", 1}, {"product80_128", 2}};
   if (kernels::cuda::has_product90(device.index()))
     choices.insert(choices.end(), {{"product90", 1}, {"product90", 2}});
-  for (const Tensor& of : {x, x.mT()}) {  // X' X has transposed operands
-    const Step step(of);
-    if (!std::ranges::all_of(
-            choices, [&](const auto& choice) { return product_passes(choice, step, unit); })) {
-      return false;
-    }
-  }
-  return true;
+  const std::vector<Step> steps{Step(x), Step(x.mT())};  // X' X has transposed operands
+  return std::ranges::all_of(choices, [&](const auto& choice) {
+    Tested tested;
+    for (const Step& step : steps)
+      if (!product_passes(choice, step, unit, &tested)) return false;
+    const bool has_full = kernels::cuda::computes(choice, {.symmetric = false, .inner = 8});
+    core::require(tested.symmetric && tested.full == has_full, "some of ", choice.kernel,
+                  " was not tested");
+    return true;
+  });
 }
 
 // The last product that moves weights beside the same one and a move, by a bit.

@@ -23,6 +23,18 @@ struct Destination {
   std::vector<at::Tensor> aliases;
 };
 
+/// As CUDA's operators do, which take tensors of the host without dimensions, and indices.
+void refuse_host_tensors(const OperatorFacts& facts, const Stack& arguments, c10::Device device) {
+  if (facts.name->rfind("aten::index", 0) == 0 || facts.name->rfind("aten::_index_put", 0) == 0)
+    return;
+  for (const c10::IValue& argument : arguments) {
+    for_each_tensor(argument, [&](const at::Tensor& tensor) {
+      if (tensor.defined() && tensor.is_cpu() && tensor.dim() > 0)
+        raise(*facts.name + " got tensors of " + device.str() + " and of the host");
+    });
+  }
+}
+
 /// Returns the device of all tensors, otherwise of a device argument, otherwise the current one.
 c10::Device device_of(const OperatorFacts& facts, const Stack& arguments) {
   c10::Device device(kDeviceType, static_cast<c10::DeviceIndex>(current_device()));
@@ -38,6 +50,7 @@ c10::Device device_of(const OperatorFacts& facts, const Stack& arguments) {
       is_found = true;
     });
   }
+  if (is_found) refuse_host_tensors(facts, arguments, device);
   return device;
 }
 

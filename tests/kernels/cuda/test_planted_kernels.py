@@ -412,7 +412,7 @@ OF_TESTS = [
 PLANTED = [(tests, device, *planted) for tests, device, all_of_them in OF_TESTS for planted in all_of_them]
 
 
-def _driver(folder: Path, file: str, old: str, new: str) -> None:
+def driver(folder: Path, file: str, old: str, new: str) -> None:
     """Compiles the fake driver with a changed kernel."""
     copy = folder / SOURCES
     shutil.copytree(ROOT / SOURCES, copy)
@@ -440,7 +440,7 @@ def test_what_planted_bugs_replace_occurs_once():
     ids=[f"{planted[0][:-1]}-{planted[2]}" for planted in PLANTED],
 )
 def test_a_planted_bug_is_found(tmp_path, tests, device, name, file, old, new):
-    _driver(tmp_path, file, old, new)
+    driver(tmp_path, file, old, new)
     done = subprocess.run(
         [BUILT / "kernels_cuda_test", "--gtest_brief=1", "--gtest_fail_fast", f"--gtest_filter={tests}"],
         env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path), **device},

@@ -82,7 +82,6 @@ void check_weights(const Product& product) {
 
 void check_scratch(const ProductChoice& choice, const void* workspace,
                    const std::uint32_t* tickets) {
-  if (choice.splits == 1) return;
   core::require(workspace != nullptr && aligned(workspace, 16),
                 "product: workspace must be an address that is a multiple of 16, because of ",
                 choice.splits, " splits; got ", workspace);
@@ -176,7 +175,7 @@ void compute(const Product& product, const ProductChoice& choice, void* workspac
                 product.b_transposed ? "transposed" : "straight", " b");
   if (product.batch == 0 || product.m == 0 || product.cols() == 0) return;
   check(product);
-  check_scratch(choice, workspace, tickets);
+  if (workspace_bytes(product, choice, device) > 0) check_scratch(choice, workspace, tickets);
   family.launch(product, choice, workspace, tickets, device, stream);
 }
 

@@ -21,7 +21,9 @@ constexpr double kFinishUs = 3;  // scaling and writing a tile
 constexpr double kCutUs = 4;     // of a share that is a part of a tile
 constexpr double kPartUs = 2;    // adding a part's sums
 
-std::int64_t num_clusters(int device) { return num_multiprocessors(device) / 2; }
+std::int64_t num_clusters(int device) {
+  return std::max<std::int64_t>(1, num_multiprocessors(device) / 2);
+}
 std::int64_t num_steps(const Product& product) {
   return divided_up(product.inner, kProduct90Depth);
 }
@@ -29,6 +31,7 @@ std::int64_t num_steps(const Product& product) {
 bool has(const std::string& kernel) { return kernel == "product90"; }
 
 bool takes(const Product& product, const std::string&) {
+  if (product.inner == 0) return false;  // no step, and a tensor map of nothing
   return product.symmetric ? product.a_transposed == product.b_transposed : !product.a_transposed;
 }
 

@@ -130,10 +130,10 @@ bool compute(const gpu::Product& product, const Tensor& like) {
 void compute_by(const gpu::ProductChoice& choice, const gpu::Product& product, const Tensor& like) {
   const int device = like.device().index();
   void* const stream = current_stream(like.device());
-  if (choice.splits == 1) return gpu::compute(product, choice, nullptr, nullptr, device, stream);
   gpu::Product one = product;
   one.batch = 1;
   const std::int64_t bytes = gpu::workspace_bytes(one, choice, device);
+  if (bytes == 0) return gpu::compute(product, choice, nullptr, nullptr, device, stream);
   const std::int64_t tickets = gpu::num_tickets(one, choice, device);
   const std::int64_t at_once = std::clamp(kMostScratch / bytes, std::int64_t{1}, product.batch);
   const auto words = like.options().dtype(at::kInt);
