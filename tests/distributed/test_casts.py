@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn as nn
-from models import make_gpt
+from models import VOCABULARY, make_gpt
 from refusals import REFUSED, Refusals, expect_refusal, ready, with_gradients
 from scenario import Session, check, language_loss
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -46,6 +48,48 @@ def cast_in_training(s: Session, takes_out: bool) -> None:
 @pytest.mark.parametrize("mesh", [(2, 2), (1,)])
 def test_casts_that_change_nothing_leave_training_alone(ranks, mesh, takes_out):
     check(ranks, cast_in_training, mesh, schedule=KEPT, takes_out=takes_out)
+
+
+class Recurrent(nn.Module):
+    """A language model of one LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(VOCABULARY, 12)
+        self.recurrent = nn.LSTM(12, 16, batch_first=True)
+        self.head = nn.Linear(16, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.recurrent(self.embedding(tokens))[0])
+        return logits
+
+
+@torch.no_grad()
+def flatten_as_on_cuda(module: nn.RNNBase) -> None:
+    """Moves the weights into one tensor, below autograd, as `torch._cudnn_rnn_flatten_weight` does."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+    weights = [weight for weight in module._flat_weights if weight is not None]
+    if len(weights) != len(module._flat_weights_names):
+        return
+    together = torch.cat([weight.detach().flatten() for weight in weights])
+    for weight, part in zip(weights, together.split([weight.numel() for weight in weights]), strict=True):
+        with torch._C._ExcludeDispatchKeyGuard(keys | torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)):
+            weight.set_(part.view(weight.shape))
+
+
+def recurrent(s: Session) -> None:
+    """cuDNN's tensor would keep the first weights for ever."""
+    as_on_cuda = mock.patch.object(nn.RNNBase, "flatten_parameters", flatten_as_on_cuda)
+    with nullcontext() if s.reference else as_on_cuda:
+        s.start(Recurrent(), units=None)
+        s.train(0, 1, 2)
+
+
+@pytest.mark.cpu("replaces what the CPU leaves out")
+@pytest.mark.parametrize("mesh", [(2, 2), (1,)])
+def test_recurrent_layers_train_where_torch_flattens_their_weights(ranks, mesh):
+    check(ranks, recurrent, mesh, schedule=KEPT)
 
 
 CASTS = {

@@ -199,13 +199,13 @@ def test_gradients_scaled_by_a_number_are_scaled_at_their_owners(ranks, mesh, sc
 OVERFLOWS = 3
 
 
-def scaled(s: Session, fsdp: bool, clips: bool, heads: bool) -> None:
+def scaled(s: Session, fsdp: bool, clips: bool, heads: bool, extra: bool) -> None:
     """Loss scaling by powers of two changes nothing; where a gradient overflows on one rank, all leave the step out.
 
-    Without fully_shard rank 2 has no gradient of one parameter until the scaler looks at all of them.
+    Of the `extra` parameter, which fully_shard does not manage, rank 2 has no gradient until the scaler looks at all.
     """
     model = heads_gpt() if heads else make_gpt(depth=2)
-    if not fsdp:
+    if extra and not fsdp:
         model.extra = nn.Parameter(torch.linspace(1, 2, 6))
     of_heads = [name for name, module in model.named_modules() if isinstance(module, Heads)]
     cuts = {f"{name}.weight": lambda p: list(p.split(8)) for name in of_heads}
@@ -213,12 +213,17 @@ def scaled(s: Session, fsdp: bool, clips: bool, heads: bool) -> None:
     s.start(model, **(several if heads else {}), **({} if fsdp else {"units": None}))
     if heads and not s.reference:
         assert any(isinstance(row.owner, tuple) for row in dmuon.routing_table(model))
+    if extra and fsdp:
+        model.extra = nn.Parameter(torch.linspace(1, 2, 6))
+        adamw = s.opt.adamw if s.reference else s.opt
+        adamw.add_param_group({"params": [model.extra], "lr": 1e-2, "weight_decay": 0.0})
+        s.initial["extra"] = model.extra.detach().clone()
     scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=2.0**12, growth_interval=2)
     for step in range(6):
         loss = language_loss(step, s.size)
 
         def of_extra(model: nn.Module, rank: int) -> torch.Tensor | None:
-            value = None if fsdp or rank == 2 else (1 + step) * model.extra.square().sum()  # noqa: B023
+            value = None if not extra or rank == 2 else (1 + step) * model.extra.square().sum()  # noqa: B023
             return value if value is None or s.reference else scaler.scale(value)
 
         if s.reference:
@@ -246,17 +251,18 @@ def scaled(s: Session, fsdp: bool, clips: bool, heads: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "fsdp", "heads", "clips"),
+    ("mesh", "fsdp", "heads", "clips", "extra"),
     [
-        ((2, 2), True, False, True),
-        ((2, 2), True, True, False),
-        ((2, 2), False, False, False),
-        ((4,), True, False, False),
-        ((4,), False, True, True),
+        ((2, 2), True, False, True, False),
+        ((2, 2), True, False, True, True),
+        ((2, 2), True, True, False, False),
+        ((2, 2), False, False, False, True),
+        ((4,), True, False, False, True),
+        ((4,), False, True, True, True),
     ],
 )
-def test_a_scaled_loss_trains_as_one_that_is_not(ranks, mesh, fsdp, heads, clips):
-    *notes, _ = check(ranks, scaled, mesh, schedule=NO_COPY, fsdp=fsdp, heads=heads, clips=clips)
+def test_a_scaled_loss_trains_as_one_that_is_not(ranks, mesh, fsdp, heads, clips, extra):
+    *notes, _ = check(ranks, scaled, mesh, schedule=NO_COPY, fsdp=fsdp, heads=heads, clips=clips, extra=extra)
     assert notes == [[1, 2, 2, 1, 1, 2]] * 4
 
 

@@ -77,6 +77,55 @@ def test_messages_are_where_the_model_is_whatever_device_is_the_current_one(devi
         assert seen == {torch.device("emulated", rank)}
 
 
+class Branched(nn.Module):
+    """A large embedding, which plain replicas send early, on a stream of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(4096, 64)
+        self.blocks = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+        self.to(device)
+        self.side = torch.emulated.Stream()
+
+    def forward(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        main = torch.emulated.current_stream()
+        for index, block in enumerate(self.blocks):
+            x = x + block(x).relu()
+            if index == 2:
+                self.side.wait_stream(main)
+                with torch.emulated.stream(self.side):
+                    branch = self.embedding(tokens)
+                main.wait_stream(self.side)
+                branch.record_stream(main)
+                x = x + 2 * branch  # of `x + branch` autograd itself would add to a gradient that the side stream reads
+        return x
+
+
+def trained_on_two_streams(mesh: Any, order: str) -> tuple[list[str], int, bool]:
+    import async_device
+
+    async_device.reset()
+    async_device.configure(order=order, seed=mesh.get_rank())
+    torch.manual_seed(0)
+    device = torch.device("emulated", torch.emulated.current_device())
+    model = Branched(device)
+    dmuon.dedicate_params(model, mesh, replicated=True, costs="modelled")
+    opt = dmuon.Muon(model)
+    for _ in range(4):
+        x, tokens = torch.randn(8, 64).to(device), torch.randint(0, 64, (8,)).to(device)
+        model(x, tokens).square().mean().backward()
+        opt.step()
+        opt.zero_grad()
+    torch.emulated.synchronize()
+    return async_device.races(), opt.skipped_steps, bool(opt._runtime.plain._places)
+
+
+@pytest.mark.parametrize("order", ["compute_first", "side_first"])
+def test_a_large_gradient_of_another_stream_travels_when_it_is_there(device_ranks, order):
+    for races, num_skipped, is_early in device_ranks.run(trained_on_two_streams, (4,), order=order):
+        assert (races, num_skipped, is_early) == ([], 0, True)
+
+
 def refused(mesh: Any, moved: str) -> str:
     with pytest.raises(ValueError, match="Expected") as error:
         train(mesh, None, moved)
