@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("kernels", "steps", "newton_schulz", "training", "nccl", "host_time", "memory")
+PARTS = ("training", "features", "nccl", "memory", "newton_schulz", "steps", "kernels", "host_time")
 MOST_S = 600.0  # of a part
 LEAST_S = 20.0  # a part is not begun with less
 FAILED = "failed"  # as in gpu_part.py: this program needs no PyTorch, so it can report a part without PyTorch

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from gpu_device import Device, open_device
+from gpu_device import open_device
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -76,8 +76,9 @@ def furthest(found: Weights, expected: Weights, before: Weights) -> float:
     )
 
 
-def main(device: Device, weights: Path, shape: tuple[int, int]) -> None:
-    """One rank."""
+def run_rank(train_on: Callable[[torch.device, DeviceMesh], tuple[Weights, Weights]]) -> None:
+    """One rank, of the program's arguments; the first one writes the weights."""
+    device, weights, shape = open_device(), Path(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3]))
     rank = int(os.environ["RANK"])
     where = device.use(rank)
     dist.init_process_group(device.backends)
@@ -85,7 +86,7 @@ def main(device: Device, weights: Path, shape: tuple[int, int]) -> None:
     dist.all_reduce(one)
     assert one.item() == dist.get_world_size(), one
     mesh = init_device_mesh(device.kind, shape, mesh_dim_names=("replicate", "shard"))
-    _, after = train(where, mesh)
+    _, after = train_on(where, mesh)
     if rank == 0:
         torch.save(after, weights)
     device.synchronize()
@@ -93,4 +94,4 @@ def main(device: Device, weights: Path, shape: tuple[int, int]) -> None:
 
 
 if __name__ == "__main__":
-    main(open_device(), Path(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3])))
+    run_rank(train)

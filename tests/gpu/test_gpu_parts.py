@@ -25,6 +25,13 @@ def run(out: Path, parts: str, *options: str) -> subprocess.CompletedProcess[str
     return subprocess.run(program, env=environment, capture_output=True, text=True, timeout=RUN_S)
 
 
+def test_what_users_add_trains_alike_on_one_device_and_on_ranks(tmp_path):
+    done = run(tmp_path, "features")
+    assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "features.log").read_text()
+    figures = json.loads((tmp_path / "features.json").read_text())["figures"]
+    assert [figure.get("mesh") for figure in figures] == [None, "1x2", "2x1"]
+
+
 def test_a_part_leaves_its_figures_and_says_what_this_device_cannot_show(tmp_path):
     done = run(tmp_path, "training,memory")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -15,6 +15,7 @@ def offload(model: nn.Module) -> None:
     A rollout, for example, can then use the memory. `load` restores every bit. Replicated weights are freed; the next
     forward sends them again. In between, forwards, steps, state dicts and everything else that needs a weight raise.
     The tensors of `fully_shard` and AdamW stay on the device. Collective over the mesh. The host waits for the copies.
+    After `load` PyTorch keeps the pinned memory for the next time.
 
     Raises:
         ValueError: on all ranks: the model has no dmuon.Muon yet, is offloaded already, or a rank's host has no memory

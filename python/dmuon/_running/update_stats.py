@@ -38,9 +38,9 @@ def update_stats(model: nn.Module) -> dict[str, UpdateStats]:
 
     Collective over the mesh, outside of a forward or backward. A step is recorded if `optimizer.record_stats` is True;
     set it alike on every rank before the step's `clip_grad_norm_`, or a step raises: this one, or the next one if it
-    differs since the clip. Owners then compute the figures beside the update, for about a fifth
-    of its products more; weights have the same bits. This call sends four numbers a matrix in one message. It does not
-    wait for the device.
+    differs since the clip. Owners then compute the figures beside the update, for about a fifth of its products more,
+    in fp32; weights have the same bits. This call sends four numbers a matrix in one message. It does not wait for the
+    device.
 
     Args:
         model: a model with dmuon.Muon.

@@ -187,7 +187,8 @@ class Engine : private schedule::Performer {
   /// that has such a tensor already waits itself.
   /// @throws InvalidArgument as refuse_in_update.
   void finish_update();
-  /// @throws InvalidArgument inside of an update, as in a rule's function: it would wait for itself.
+  /// @throws InvalidArgument inside of an update, as in a rule's function: it would wait for
+  /// itself.
   static void refuse_in_update();
 
   /// Removes a named tensor of this rank, at once or when no update reads owned tensors any more.

@@ -2,7 +2,10 @@
 
 #include <ATen/ops/empty.h>
 
+#include <bit>
+#include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "dmuon/wire/freed_storage.h"
 
@@ -17,6 +20,34 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();
 }
 
+// PyTorch rounds pinned memory up to a power of two, and keeps it. So pieces have such sizes.
+std::vector<at::Tensor> host_pieces_for(const at::Tensor& tensor) {
+  constexpr std::int64_t kLeast = std::int64_t{1} << 20;
+  const auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(at::kCPU);
+  std::vector<at::Tensor> pieces;
+  std::int64_t left = tensor.numel();
+  while (left > 0) {
+    const bool is_last = tensor.is_cpu() || left <= kLeast;
+    const std::int64_t size =
+        is_last ? left
+                : static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(left)));
+    pieces.push_back(at::empty({size}, options.pinned_memory(!tensor.is_cpu())));
+    left -= size;
+  }
+  return pieces;
+}
+
+// Calls it with each piece of the tensor, and the host's.
+template <typename Moved, typename Call>
+void for_each_piece(const Moved& moved, const Call& call) {
+  const at::Tensor flat = moved.tensor.view({-1});
+  std::int64_t begin = 0;
+  for (const at::Tensor& piece : moved.on_host) {
+    call(flat.narrow(0, begin, piece.numel()), piece);
+    begin += piece.numel();
+  }
+}
+
 }  // namespace
 
 void Offload::move_out() {
@@ -24,11 +55,11 @@ void Offload::move_out() {
   std::vector<Moved> moved;
   for (const at::Tensor& tensor : executor_->lasting_tensors()) {
     if (tensor.numel() == 0) continue;
-    const auto options = at::TensorOptions().dtype(tensor.scalar_type());
-    moved.push_back({tensor, at::empty(tensor.sizes(),
-                                       options.device(at::kCPU).pinned_memory(!tensor.is_cpu()))});
+    moved.push_back({tensor, host_pieces_for(tensor)});
   }
-  for (const Moved& one : moved) at::Tensor(one.on_host).copy_(one.tensor);
+  for (const Moved& one : moved)
+    for_each_piece(
+        one, [](at::Tensor piece, const at::Tensor& on_host) { at::Tensor(on_host).copy_(piece); });
   for (const Moved& one : moved) {
     executor_->pool().count(-static_cast<std::int64_t>(one.tensor.nbytes()));
     // Views need the storage's size, so it stays.
@@ -49,7 +80,8 @@ void Offload::move_back() {
     storage_of(tensor)->set_data_ptr_noswap(std::move(memory[i]));
     executor_->pool().count(static_cast<std::int64_t>(tensor.nbytes()));
   }
-  for (const Moved& one : moved_) at::Tensor(one.tensor).copy_(one.on_host);
+  for (const Moved& one : moved_)
+    for_each_piece(one, [](at::Tensor piece, const at::Tensor& on_host) { piece.copy_(on_host); });
   moved_.clear();
 }
 

@@ -31,7 +31,7 @@ class Offload {
  private:
   struct Moved {
     at::Tensor tensor;
-    at::Tensor on_host;
+    std::vector<at::Tensor> on_host;  // flat pieces
   };
 
   Executor* executor_;
