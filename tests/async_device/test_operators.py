@@ -62,7 +62,14 @@ def test_counts_integers_as_accelerators_do(device):
 
 def test_tensors_of_the_host_are_refused_as_by_cuda(device):
     ours, hosts = torch.ones(3, device="emulated"), torch.ones(3)
-    for call in (lambda: ours + hosts, lambda: torch.cat([hosts, ours]), lambda: ours.add_(hosts)):
+    total, table, tokens = torch.zeros(()), torch.ones(4, 2, device="emulated"), torch.tensor([0, 2])
+    for call in (
+        lambda: ours + hosts,
+        lambda: torch.cat([hosts, ours]),
+        lambda: ours.add_(hosts),
+        lambda: total.add_(ours.sum()),
+        lambda: torch.nn.functional.embedding(tokens, table),
+    ):
         with pytest.raises(RuntimeError, match="and of the host"):
             call()
     assert (ours + torch.ones(())).sum() == 6

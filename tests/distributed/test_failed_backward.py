@@ -93,7 +93,7 @@ def not_cleared(mesh: Any, again: bool) -> None:
 def unknown_state(mesh: Any) -> None:
     """As with a PyTorch whose FSDP2 keeps its state elsewhere."""
     model, opt = ready(mesh)
-    with patch("dmuon._running.step_agreement.end_failed_backward", side_effect=AttributeError):
+    with patch("dmuon._running.step_agreement.end_backward_of_fsdp2", side_effect=AttributeError):
         fail(model, "blocks.0", lambda: loss_of(model, batch(2)).backward())
         opt.zero_grad()
         opt.step()

@@ -109,6 +109,9 @@ def test_weights_and_logits_equal_a_single_process(ranks, kind, mesh, schedule):
         assert_equal_maxima(history, results[0][2], rtol=0, atol=0)
 
 
+DROPPED = ["cleared", "cleared late", "cleared by the model", "skipped by a scaler", "no backward", "another forward"]
+
+
 def trained_with_a_dropped_batch(mesh: Any, tau: float, schedule: dict[str, Any], how: str) -> Any:
     """The gradients of a batch with the largest logits are used for no step, so neither are its logits."""
     model, opt, clip = started(mesh, "grouped", tau, schedule)
@@ -116,26 +119,33 @@ def trained_with_a_dropped_batch(mesh: Any, tau: float, schedule: dict[str, Any]
     rank, size = place_of(mesh)
     scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=1.0)
 
-    def backward(number: int, factor: float = 1.0) -> None:
-        loss = factor * scaler.scale(loss_of(model, part(batch(number), rank, size)))
+    def forward(number: int) -> torch.Tensor:
+        loss = scaler.scale(loss_of(model, part(batch(number), rank, size)))
         if how == "cleared late":  # as many programs do: the next forward comes before
             opt.zero_grad()
-        loss.backward()
+        return loss
 
     for number in range(STEPS):
         if number == 1:
             modules = [model.get_submodule(name) for name in clip.max_logits]
             handles = [module.register_forward_pre_hook(lambda _, args: (1e3 * args[0],)) for module in modules]
-            backward(100, math.inf if how == "skipped by a scaler" else 1.0)
+            dropped = forward(100)
             for handle in handles:
                 handle.remove()
+            if how == "another forward":
+                loss = forward(number)
+            if how != "no backward":
+                (dropped * math.inf if how == "skipped by a scaler" else dropped).backward()
             if how == "skipped by a scaler":
                 scaler.step(opt)
                 scaler.update(1.0)
+            if how in ("cleared by the model", "skipped by a scaler"):
                 model.zero_grad()
-            elif how == "cleared":
+            elif how != "cleared late":
                 opt.zero_grad()
-        backward(number)
+        if number != 1 or how != "another forward":
+            loss = forward(number)
+        loss.backward()
         dmuon.clip_grad_norm_(model, MOST)
         opt.step()
         if how != "cleared late":
@@ -144,7 +154,7 @@ def trained_with_a_dropped_batch(mesh: Any, tau: float, schedule: dict[str, Any]
     return begin, weights_of(model), history
 
 
-@pytest.mark.parametrize("how", ["cleared", "cleared late", "skipped by a scaler"])
+@pytest.mark.parametrize("how", DROPPED)
 @pytest.mark.parametrize(("mesh", "schedule"), [((1, 4), AHEAD), ((2, 2), NO_COPY)])
 def test_logits_go_with_the_gradients_of_their_batch(ranks, mesh, schedule, how):
     one, initial = reference_of("grouped")

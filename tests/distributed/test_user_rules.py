@@ -169,7 +169,7 @@ def test_a_function_that_asks_what_waits_for_it_gets_an_error(ranks, schedule):
     for answers in ranks.run(answers_in_an_update, (2, 2), schedule=schedule):
         assert len(answers) >= 4
         for answer in answers:
-            assert "a rule of update has read or changed the state of the optimizer or of the model" in answer
+            assert "a rule of update has used a model of dmuon, or the state of its optimizer" in answer
 
 
 def trained_again(mesh: Any, ends: str, schedule: dict[str, Any], sharded: bool) -> tuple[list[str], bool]:

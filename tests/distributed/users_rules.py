@@ -119,7 +119,7 @@ WRONG = {
     "of_another_device": "on meta",
     "no_tensor": "TypeError: expected a tensor from the function, got NoneType",
     "with_another_state": "state 'radius': expected Float [1, 1] on",
-    "that_waits_for_itself": "ValueError: a rule of update has read or changed the state of the optimizer",
+    "that_waits_for_itself": "ValueError: a rule of update has used a model of dmuon, or the state of its optimizer",
     "without_its_state": "TypeError: state: expected a tensor for each of ['radius'], got {}",
 }
 

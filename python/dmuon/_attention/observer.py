@@ -45,8 +45,8 @@ class Observer:
             return inner(*args, **options)
         with _Calls(self._num_heads) as calls:
             output = inner(*args, **options)
-        for largest in calls.found:
-            self._clip.note(self._name, largest)
+        for largest, shown_by in calls.found:
+            self._clip.note(self._name, largest, shown_by)
         if not calls.found:
             self._clip.note_missing(self._name, calls.other or "no such call")
         return output
@@ -66,11 +66,12 @@ class _Calls(TorchFunctionMode):
     def __init__(self, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.found: list[torch.Tensor] = []
+        self.found: list[tuple[torch.Tensor, torch.Tensor]] = []  # with the calls' results
         self.other = ""  # a call that shows no logits, or of other heads
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        output = func(*args, **kwargs)
         if (largest_of := _LARGEST.get(func)) is not None:
             largest = None
             try:
@@ -79,7 +80,7 @@ class _Calls(TorchFunctionMode):
             except logits.NoLogitsError as error:
                 self.other = f"{func.__name__} of {error}"
             if largest is not None and len(largest) == self.num_heads:
-                self.found.append(largest)
+                self.found.append((largest, output[0] if isinstance(output, tuple) else output))
             elif largest is not None:
                 self.other = f"{func.__name__} of {len(largest)}"
-        return func(*args, **kwargs)
+        return output

@@ -27,7 +27,7 @@ class QKClip:
         optimizer.step()
         log(clip.max_logits)  # {"layers.0.self_attn": [heads], ...}
 
-    S is the largest logit of a head: over all training forwards since the last step, over all ranks, and over the
+    S is the largest logit of a head: over all forwards whose gradients the step uses, over all ranks, and over the
     pairs of positions that the mask admits. If S > tau, the step also multiplies the head's rows of the query and key
     projections, so that the head's logits shrink by tau / S. A step that does not apply (`skipped_steps`) clips
     nothing. A module of which a step does not update all projections, or whose bias is frozen, is not clipped.
@@ -88,7 +88,8 @@ class QKClip:
     def observe(self, name: str, maxima: torch.Tensor) -> None:
         """Takes the largest logits of a module, for attention that shows none by itself, such as FlexAttention.
 
-        Call it once a forward, in each micro-step. Not collective: a rank that did not run the module omits it.
+        Call it once a forward, in each micro-step; behind the backward, if the program may drop a batch: they count in
+        the next step. Not collective: a rank that did not run the module omits it.
 
         Args:
             name: name of the module, as in `max_logits`.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 
 import torch
 
-from dmuon import _C
 from dmuon._attention.rows import HeadRows
 from dmuon._running.runtime import Runtime
 from dmuon._setup.slices import local_part
@@ -22,10 +23,10 @@ class StepClip:
         self.heads, self.rows, self.tau = heads, rows, tau
         self._runtime = runtime
         self._sizes = [one.num_heads for one in heads.values()]
-        # Of forwards whose backward has run, and of those noted after so many backwards.
+        # Of forwards whose backward has run since gradients were cleared; and until the next step, whatever runs.
         self._own = torch.full((sum(self._sizes),), -math.inf, dtype=torch.float64, device=runtime.device)
-        self._fresh, self._noted_after = self._own.clone(), 0
-        self._of_module = self._by_module(self._fresh)
+        self._kept = self._own.clone()
+        self._last_backward = 0
         self._last = self._own.clone()
         # Since the last step: modules that showed no logits, with what was found; modules whose maxima the user gave.
         self._missing: dict[str, str] = {}
@@ -44,45 +45,55 @@ class StepClip:
         """True inside Ema.applied. Its forwards show logits of other weights."""
         return self._runtime.access.is_averaged
 
-    def note(self, name: str, maxima: torch.Tensor) -> None:
-        """Adds the largest logits, [heads], of one forward of a module."""
-        self._begin_note()
-        fresh = self._of_module[name]
-        fresh.copy_(torch.maximum(fresh, maxima.to(fresh)))
+    def note(self, name: str, maxima: torch.Tensor, shown_by: torch.Tensor) -> None:
+        """Takes the largest logits, [heads], of one forward of a module. They count when its backward runs.
+
+        Args:
+            name: name of the module.
+            maxima: [heads].
+            shown_by: the result of the call that showed them. If it needs no gradient, they count at once.
+        """
+        if shown_by.requires_grad:
+            # Weakly, because a loss that a program keeps has the hook.
+            shown_by.register_hook(functools.partial(_note_backward, weakref.ref(self), name, maxima))
+        else:
+            self._add(self._kept, name, maxima)
+
+    def note_backward(self, name: str, maxima: torch.Tensor) -> None:
+        """Counts the largest logits of a forward whose backward runs."""
+        engine = self._runtime.engine
+        if self._last_backward != engine.num_backwards:
+            self._last_backward = engine.num_backwards
+            if engine.began_anew:  # gradients were cleared, by whatever means
+                self._own.fill_(-math.inf)
+        self._add(self._own, name, maxima)
+
+    def _add(self, to: torch.Tensor, name: str, maxima: torch.Tensor) -> None:
+        of_module = self._by_module(to)[name]
+        of_module.copy_(torch.maximum(of_module, maxima.to(of_module)))
 
     def note_given(self, name: str, maxima: torch.Tensor) -> None:
         """Adds those that the user has found."""
         if not self.is_averaged:
-            self.note(name, maxima)
+            self._add(self._kept, name, maxima)
             self._given.add(name)
 
     def note_missing(self, name: str, found: str) -> None:
         """Notes that a forward of a module showed no logits, and what it showed."""
-        self._begin_note()
         self._missing[name] = found
-
-    def _begin_note(self) -> None:
-        # A forward that is repeated in a backward belongs to that backward.
-        num_backwards = self._runtime.engine.num_backwards - _C.in_backward()
-        if self._noted_after != num_backwards:
-            self._noted_after = num_backwards
-            self._own.copy_(self.maxima())
-            self._fresh.fill_(-math.inf)
 
     # ---- AfterStep ----
 
     def clear(self) -> None:
         self._own.fill_(-math.inf)
-        if self._noted_after != self._runtime.engine.num_backwards:
-            self.forget()
 
     def skip_unless(self, finite: torch.Tensor) -> None:
-        for maxima in (self._own, self._fresh):
+        for maxima in (self._own, self._kept):
             maxima.copy_(torch.where(finite, maxima, -math.inf))
 
     def forget(self) -> None:
         self._own.fill_(-math.inf)
-        self._fresh.fill_(-math.inf)
+        self._kept.fill_(-math.inf)
         self._missing.clear()
         self._given.clear()
 
@@ -102,7 +113,7 @@ class StepClip:
         return [f"QKClip's tau = {self.tau}"]
 
     def maxima(self) -> torch.Tensor:
-        return torch.maximum(self._own, self._fresh)
+        return torch.maximum(self._own, self._kept)
 
     def row_factors(
         self, maxima: torch.Tensor, applies: torch.Tensor, group_of: Sequence[int]
@@ -124,3 +135,9 @@ class StepClip:
         for bias, factors in zip(self.rows.biases if self.rows else (), self._of_biases, strict=True):
             of_rank = local_part(bias)
             of_rank.mul_(factors.to(of_rank.device))  # FSDP2 may offload it
+
+
+def _note_backward(clip: weakref.ref[StepClip], name: str, maxima: torch.Tensor, _gradient: torch.Tensor) -> None:
+    if (lives := clip()) is not None:
+        with torch.no_grad():
+            lives.note_backward(name, maxima)

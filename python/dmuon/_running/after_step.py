@@ -21,7 +21,7 @@ class AfterStep(Protocol):
         """Begins the step's maxima anew: a load or a write has replaced the weights that have shown them."""
 
     def clear(self) -> None:
-        """Forgets the maxima of forwards whose backward has run: the gradients are cleared."""
+        """Forgets the maxima of forwards whose backward has run: their gradients are cleared."""
 
     def skip_unless(self, finite: torch.Tensor) -> None:
         """Forgets the maxima if a [] bool, equal on all ranks, is false: the gradients are used for no step."""

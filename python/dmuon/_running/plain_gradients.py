@@ -142,12 +142,6 @@ class PlainGradients:
             return False
         return any(p.grad is not None and not is_mean(p.grad) for p in self._parameters)
 
-    def note_zeros(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Notes that the gradients of these parameters are zeros on all ranks, so none of them is open."""
-        for parameter in parameters:
-            if parameter in self._parameters and parameter.grad is not None:
-                mark(parameter.grad, is_mean=True)
-
     def average_open(self) -> None:
         """Averages all gradients now, open ones too. Collective."""
         if self._group is None:
@@ -191,11 +185,11 @@ class PlainGradients:
             self._send_large(backward)
         if not backward.parameters:
             return
+        left = self._parameters.left_with_mean(backward.parameters)
         small = [parameter for parameter in backward.parameters if parameter not in backward.means]
         dtype = self._dtype_of(small)
         pieces = [self._values(backward, parameter, dtype) for parameter in small]
-        for parameter in self._parameters.left_with_mean(p for p in backward.parameters if backward.has[p]):
-            backward.has[parameter] = False
+        backward.has |= dict.fromkeys(left, False)
         trains = self._parameters.trained([p for p in backward.parameters if not backward.has[p]])
         has = [1.0 if backward.has[p] else _TRAINS * (p in trains) for p in backward.parameters]
         has_all, like = min(has) == 1, local_part(backward.parameters[0])

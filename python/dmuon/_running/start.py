@@ -34,6 +34,7 @@ from dmuon._setup.heap import give_back_heap
 from dmuon._setup.hyperparameters import RULE, check_group, rule_of, settings_of
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.members import former_parameters
+from dmuon._setup.resolve_ranks import device_of
 from dmuon._setup.same_values import checksums, require_same_values
 from dmuon._setup.tensor_parallel import is_sharded
 from dmuon._setup.units import Unit, find_units
@@ -110,7 +111,7 @@ def start(
         if divided and dedication.ranks.num_replicates > 1:
             raise ValueError(f"Muon: one stage: expected no stacks that are divided by experts, got '{divided[0]}'")
         dedication.ranks = dedication.ranks.as_one_node()
-    device = device or dedication.ranks.device
+    device = device or device_of(model, dedication.ranks.device_type)
     dedication.ranks = dataclasses.replace(dedication.ranks, device_index=device.index)
     if dedication.ranks.size == 1:  # alone, the model may have gone anywhere since
         dedication.ranks = dataclasses.replace(dedication.ranks, device_type=device.type)

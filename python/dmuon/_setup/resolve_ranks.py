@@ -68,7 +68,7 @@ def resolve_ranks(
         device_type, table = mesh.device_type, mesh.mesh
         mesh_rows = rows_of(table if table.ndim <= 2 else table.flatten())
         groups = tuple(mesh.get_group(dim) for dim in range(table.ndim))
-    device = _device(model, device_type)
+    device = device_of(model, device_type)
     here = dist.get_rank()
     rows = tuple(sorted(tuple(sorted(row)) for row in mesh_rows))
     everyone = [rank for row in rows for rank in row]
@@ -187,9 +187,14 @@ def _local_world_size() -> int:
     return int(value) if value.isdigit() else 0
 
 
-def _device(model: nn.Module, device_type: str) -> torch.device:
-    """Returns the device of this type on which the model lies, without an index if it does not lie on one yet."""
-    found = (p.device for p in (model.parameters() if isinstance(model, nn.Module) else ()))
+def device_of(model: nn.Module, device_type: str) -> torch.device:
+    """Returns the device of this type on which the model lies; before, that of `init_process_group(device_id=)`.
+
+    Without both, no index: the current device.
+    """
+    found = [p.device for p in (model.parameters() if isinstance(model, nn.Module) else ())]
+    if dist.is_initialized() and (bound := dist.distributed_c10d._get_default_group().bound_device_id) is not None:
+        found.append(bound)
     return next((device for device in found if device.type == device_type), torch.device(device_type))
 
 

@@ -242,6 +242,7 @@ void add_step(EngineClass& engine) {
       .def("leave", &Engine::leave, py::arg("what"), no_gil)
       .def("meet", &Engine::meet, py::arg("call"), no_gil)
       .def_property_readonly("num_backwards", &Engine::num_backwards)
+      .def_property_readonly("began_anew", &Engine::began_anew)
       .def("host_sums", &Engine::host_sums, kInside)
       .def("drain", &Engine::drain, no_gil)
       .def("finish_update", &Engine::finish_update, no_gil)

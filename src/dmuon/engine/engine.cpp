@@ -49,8 +49,8 @@ void Engine::bind(core::UnitIndex index, std::vector<at::Tensor> parameters,
 void Engine::refuse_in_update() {
   core::require(
       !wire::Lane::is_in_operation(),
-      "a rule of update has read or changed the state of the optimizer or of the model, "
-      "which waits for the update that calls the rule. Expected: what its function is given");
+      "a rule of update has used a model of dmuon, or the state of its optimizer, which waits for "
+      "the update that calls the rule. Expected: what its function is given");
 }
 
 void Engine::finish_update() {
@@ -223,7 +223,8 @@ void Engine::open_backward() {
   core::require(no_backward_.empty(), no_backward_);
   settle();
   verdict_.reset();
-  host_sums_.begin_backward(placeholders_.all_cleared());
+  began_anew_ = placeholders_.all_cleared();
+  host_sums_.begin_backward(began_anew_);
   placeholders_.forget_cleared();
   take_new_gradients();
   executor_.profile().set_phase(Phase::kBackward);

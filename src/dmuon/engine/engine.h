@@ -166,8 +166,9 @@ class Engine : private schedule::Performer {
   }
 
   HostSums& host_sums() { return host_sums_; }
-  /// Since construction, the open one included.
+  /// Since construction, the open one included; and if all gradients were cleared before it.
   std::int64_t num_backwards() const { return num_backwards_; }
+  bool began_anew() const { return began_anew_; }
   /// Multiplies the owned gradients (Owned::scale_gradients); the verdict stays. The caller
   /// multiplies the host's gradients, and all ranks do the same.
   /// @param factor  [] on the engine's device.
@@ -185,7 +186,6 @@ class Engine : private schedule::Performer {
   /// Waits for the update of the last step, if it is late; on a device the current stream does. All
   /// calls of this class wait that read or write owned tensors, and every backward does. A caller
   /// that has such a tensor already waits itself.
-  /// @throws InvalidArgument as refuse_in_update.
   void finish_update();
   /// @throws InvalidArgument inside of an update, as in a rule's function: it would wait for
   /// itself.
@@ -277,6 +277,7 @@ class Engine : private schedule::Performer {
   bool backward_syncs_ = true;        // as its begin found it
   OpenUses open_uses_;
   std::int64_t num_backwards_ = 0;
+  bool began_anew_ = true;
   bool has_second_order_ = false;  // since weights were new, or a backward gave up its graph
   int second_order_ = -1;  // the last backward that created a graph; its recomputations are no uses
   std::int64_t num_evaluations_ = 0;

@@ -23,13 +23,22 @@ struct Destination {
   std::vector<at::Tensor> aliases;
 };
 
-/// As CUDA's operators do, which take tensors of the host without dimensions, and indices.
+/// True for the lists that CUDA's operators take from the host: indices, and scalars of addcmul.
+bool may_be_of_host(const OperatorFacts& facts, size_t argument) {
+  const std::string& name = *facts.name;
+  const bool indexes = name.rfind("aten::index.", 0) == 0 || name == "aten::index" ||
+                       name.rfind("aten::index_put", 0) == 0 ||
+                       name.rfind("aten::_index_put_impl", 0) == 0;
+  return (indexes && argument == 1) || (name.rfind("aten::_foreach_addc", 0) == 0 && argument == 3);
+}
+
+/// As CUDA's operators do, which read tensors of the host without dimensions.
 void refuse_host_tensors(const OperatorFacts& facts, const Stack& arguments, c10::Device device) {
-  if (facts.name->rfind("aten::index", 0) == 0 || facts.name->rfind("aten::_index_put", 0) == 0)
-    return;
-  for (const c10::IValue& argument : arguments) {
-    for_each_tensor(argument, [&](const at::Tensor& tensor) {
-      if (tensor.defined() && tensor.is_cpu() && tensor.dim() > 0)
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (may_be_of_host(facts, i)) continue;
+    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      if (tensor.defined() && tensor.is_cpu() &&
+          (tensor.dim() > 0 || facts.arguments[i].is_written))
         raise(*facts.name + " got tensors of " + device.str() + " and of the host");
     });
   }

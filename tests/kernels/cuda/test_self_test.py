@@ -48,6 +48,8 @@ RUNS = [
     (80, 132, "multiply", "multiply.h", "product(pair >> 16) << 16", "product(pair & 0xffffU) << 16"),
     (80, 132, "symmetric80", KERNEL, SUM80, "float value = (Result::kIsSymmetric ? 3 : 1) * alpha * sums"),
     (80, 132, "full80", KERNEL, SUM80, "float value = (Result::kIsSymmetric ? 1 : 3) * alpha * sums"),
+    (80, 132, "c_of_the_first_matrix", KERNEL, "p_.c + matrix_ * p_.c_batch_stride", "p_.c"),
+    (80, 132, "without_c", KERNEL, "p_.beta * ", "0 * p_.beta * "),
     (90, 132, "symmetric90", HOPPER, SUMS90, "{(Result::kIsSymmetric ? 3 : 1) * " + SUMS90[1:]),
     (90, 132, "full90", HOPPER, SUMS90, "{(Result::kIsSymmetric ? 1 : 3) * " + SUMS90[1:]),
     (90, 132, "full90_transposed", HOPPER, SUMS90, "{(kTransposedB && !kTransposedA ? 3 : 1) * " + SUMS90[1:]),
