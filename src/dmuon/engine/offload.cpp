@@ -58,8 +58,9 @@ void Offload::move_out() {
     moved.push_back({tensor, host_pieces_for(tensor)});
   }
   for (const Moved& one : moved)
-    for_each_piece(
-        one, [](at::Tensor piece, const at::Tensor& on_host) { at::Tensor(on_host).copy_(piece); });
+    for_each_piece(one, [](const at::Tensor& piece, const at::Tensor& on_host) {
+      at::Tensor(on_host).copy_(piece);
+    });
   for (const Moved& one : moved) {
     executor_->pool().count(-static_cast<std::int64_t>(one.tensor.nbytes()));
     // Views need the storage's size, so it stays.
@@ -81,7 +82,9 @@ void Offload::move_back() {
     executor_->pool().count(static_cast<std::int64_t>(tensor.nbytes()));
   }
   for (const Moved& one : moved_)
-    for_each_piece(one, [](at::Tensor piece, const at::Tensor& on_host) { piece.copy_(on_host); });
+    for_each_piece(one, [](const at::Tensor& piece, const at::Tensor& on_host) {
+      at::Tensor(piece).copy_(on_host);
+    });
   moved_.clear();
 }
 
