@@ -18,7 +18,7 @@ from checkpoints import assert_near, dicts_of, full_state, group_of, unlike
 from models import batch, loss_of, part, weights_of_plain
 from scenario import assert_equal_to_reference
 from test_mesh_orders import mesh_of
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from training import AHEAD, KEPT, NO_COPY, ON_DEMAND, dedicate, place_of, shard, weights_of
 
 import dmuon
@@ -161,6 +161,46 @@ def test_logits_go_with_the_gradients_of_their_batch(ranks, mesh, schedule, how)
     for _, weights, history in ranks.run(trained_with_a_dropped_batch, mesh, tau=one.tau, schedule=schedule, how=how):
         assert_equal_to_reference(initial, weights_of_plain(one.model), weights)
         assert_equal_maxima(history, one.history, rtol=1e-3, atol=1e-4)
+
+
+class Ended(nn.Module):
+    """Two attentions; the first one's result, a view, is changed in place, the second one's is the model's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = (nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x, x, x)[0]
+        h += x
+        out: torch.Tensor = self.second(h, h, h)[0]
+        return out
+
+
+def clipped_at_both_ends(mesh: Any, fsdp: bool) -> list[dict[str, torch.Tensor]]:
+    model = Ended()
+    dmuon.dedicate_params(model, mesh)
+    if fsdp:
+        fully_shard(model, mesh=mesh)
+    opt = dmuon.Muon(model, lr=1e-3)
+    clip, found = dmuon.QKClip(model, tau=1.0), []
+    x = 30 * torch.randn(4, 5, 16, generator=torch.Generator().manual_seed(1)).to(torch.get_default_device())
+    for _ in range(4):
+        model(x).square().mean().backward()
+        opt.step()
+        opt.zero_grad()
+        found.append({name: logits.cpu() for name, logits in clip.max_logits.items()})
+    return found
+
+
+@pytest.mark.parametrize("fsdp", [False, True])
+@pytest.mark.parametrize("mesh", [(2,), (1,)])
+def test_views_that_are_changed_in_place_and_the_models_own_outputs_count(ranks, mesh, fsdp):
+    for first, *_, last in ranks.run(clipped_at_both_ends, mesh, fsdp=fsdp):
+        for name in ("first", "second"):
+            assert (first[name] > 5).all(), first
+            assert (last[name] < 2).all(), last
 
 
 def trained_in_order(mesh: Any, table: Any, **options: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from dmuon import _C
 from dmuon._attention import logits
@@ -43,12 +45,15 @@ class Observer:
     def _forward(self, inner: Callable[..., Any], module: nn.Module, *args: Any, **options: Any) -> Any:
         if not self._counts(module):
             return inner(*args, **options)
-        with _Calls(self._num_heads) as calls:
+        with _Calls(functools.partial(self._clip.note, self._name), self._num_heads) as calls:
             output = inner(*args, **options)
-        for largest, shown_by in calls.found:
-            self._clip.note(self._name, largest, shown_by)
-        if not calls.found:
-            self._clip.note_missing(self._name, calls.other or "no such call")
+        unnoted: list[torch.Tensor | str] = [*calls.unnoted]
+        if not calls.has_shown:
+            unnoted.append(calls.other or "no such call")
+        results = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)] if unnoted else []
+        for shown in unnoted:
+            if not self._clip.note(self._name, shown, results):
+                self._clip.note_at_once(self._name, shown)
         return output
 
     def _counts(self, module: nn.Module) -> bool:
@@ -63,24 +68,28 @@ class Observer:
 class _Calls(TorchFunctionMode):
     """The calls inside one forward that show logits of `num_heads` heads."""
 
-    def __init__(self, num_heads: int) -> None:
+    def __init__(self, note: Callable[[torch.Tensor, list[torch.Tensor]], bool], num_heads: int) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.found: list[tuple[torch.Tensor, torch.Tensor]] = []  # with the calls' results
+        self._note, self._num_heads = note, num_heads
+        self.has_shown = False
+        self.unnoted: list[torch.Tensor] = []  # largest logits of calls whose results need no gradient
         self.other = ""  # a call that shows no logits, or of other heads
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if (largest_of := _LARGEST.get(func)) is None:
+            return func(*args, **kwargs)
+        largest = None
+        try:
+            with torch.no_grad():
+                largest = largest_of(*args, **kwargs)
+        except logits.NoLogitsError as error:
+            self.other = f"{func.__name__} of {error}"
         output = func(*args, **kwargs)
-        if (largest_of := _LARGEST.get(func)) is not None:
-            largest = None
-            try:
-                with torch.no_grad():
-                    largest = largest_of(*args, **kwargs)
-            except logits.NoLogitsError as error:
-                self.other = f"{func.__name__} of {error}"
-            if largest is not None and len(largest) == self.num_heads:
-                self.found.append((largest, output[0] if isinstance(output, tuple) else output))
-            elif largest is not None:
-                self.other = f"{func.__name__} of {len(largest)}"
+        if largest is not None and len(largest) == self._num_heads:
+            self.has_shown = True
+            if not self._note(largest, [output[0] if isinstance(output, tuple) else output]):
+                self.unnoted.append(largest)
+        elif largest is not None:
+            self.other = f"{func.__name__} of {len(largest)}"
         return output

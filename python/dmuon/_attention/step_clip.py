@@ -5,14 +5,24 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
+from dmuon import _C
 from dmuon._attention.rows import HeadRows
 from dmuon._running.runtime import Runtime
 from dmuon._setup.slices import local_part
 from dmuon.attention import Heads
+
+
+class _Came(NamedTuple):
+    """What a forward of a module has shown, whose backward has run."""
+
+    backward: int  # its number
+    name: str
+    shown: torch.Tensor | str
 
 
 class StepClip:
@@ -26,9 +36,10 @@ class StepClip:
         # Of forwards whose backward has run since gradients were cleared; and until the next step, whatever runs.
         self._own = torch.full((sum(self._sizes),), -math.inf, dtype=torch.float64, device=runtime.device)
         self._kept = self._own.clone()
-        self._last_backward = 0
+        self._newest = 0  # backward in `_own`
+        self._came: list[_Came] = []  # in backwards, not in `_own` yet
         self._last = self._own.clone()
-        # Since the last step: modules that showed no logits, with what was found; modules whose maxima the user gave.
+        # Likewise modules that showed no logits, with what was found. And modules whose maxima the user gave.
         self._missing: dict[str, str] = {}
         self._given: set[str] = set()
         self._of_biases: list[torch.Tensor] = []
@@ -45,28 +56,54 @@ class StepClip:
         """True inside Ema.applied. Its forwards show logits of other weights."""
         return self._runtime.access.is_averaged
 
-    def note(self, name: str, maxima: torch.Tensor, shown_by: torch.Tensor) -> None:
-        """Takes the largest logits, [heads], of one forward of a module. They count when its backward runs.
+    def note(self, name: str, shown: torch.Tensor | str, results: Iterable[torch.Tensor]) -> bool:
+        """Takes what one forward of a module has shown. It counts when the backward of one of `results` runs.
 
         Args:
             name: name of the module.
-            maxima: [heads].
-            shown_by: the result of the call that showed them. If it needs no gradient, they count at once.
-        """
-        if shown_by.requires_grad:
-            # Weakly, because a loss that a program keeps has the hook.
-            shown_by.register_hook(functools.partial(_note_backward, weakref.ref(self), name, maxima))
-        else:
-            self._add(self._kept, name, maxima)
+            shown: the largest logits, [heads]; or what was found in their place.
+            results: of the call that has shown it, or of the module.
 
-    def note_backward(self, name: str, maxima: torch.Tensor) -> None:
-        """Counts the largest logits of a forward whose backward runs."""
-        engine = self._runtime.engine
-        if self._last_backward != engine.num_backwards:
-            self._last_backward = engine.num_backwards
-            if engine.began_anew:  # gradients were cleared, by whatever means
-                self._own.fill_(-math.inf)
-        self._add(self._own, name, maxima)
+        Returns:
+            False if none of the results needs a gradient. Then the caller has other results, or `note_at_once`.
+        """
+        if not _C.in_backward():
+            self._gather()
+        # The base's node: a view loses its own if it is changed in place. A hook behind it, because the backward
+        # begins with one before it.
+        nodes = [(result._base if result._is_view() else result).grad_fn for result in results]
+        for node in (node for node in nodes if node is not None):
+            # Weakly, because a loss that a program keeps has the hook.
+            node.register_hook(functools.partial(_note_backward, weakref.ref(self), name, shown))
+        return any(node is not None for node in nodes)
+
+    def note_at_once(self, name: str, shown: torch.Tensor | str) -> None:
+        """Counts what a forward without gradients has shown, until the next step."""
+        if isinstance(shown, str):
+            self._missing[name] = shown
+        else:
+            self._add(self._kept, name, shown)
+
+    def note_backward(self, name: str, shown: torch.Tensor | str) -> None:
+        """Notes that the backward of a forward runs."""
+        self._came.append(_Came(self._runtime.engine.this_backward, name, shown))
+
+    def _gather(self) -> None:
+        """Takes what has come in backwards, and drops that of gradients that were cleared, by whatever means."""
+        last_anew, (came, self._came) = self._runtime.engine.last_anew, (self._came, [])
+        if self._newest < last_anew:
+            self._own.fill_(-math.inf)
+            self._missing.clear()
+        for backward, name, shown in came:
+            if backward < last_anew:
+                continue
+            self._newest = backward
+            if isinstance(shown, str):
+                self._missing[name] = shown
+                continue
+            if not shown.is_cpu:  # the forward may have been on another stream
+                shown.record_stream(torch.accelerator.current_stream(shown.device))
+            self._add(self._own, name, shown)
 
     def _add(self, to: torch.Tensor, name: str, maxima: torch.Tensor) -> None:
         of_module = self._by_module(to)[name]
@@ -78,27 +115,27 @@ class StepClip:
             self._add(self._kept, name, maxima)
             self._given.add(name)
 
-    def note_missing(self, name: str, found: str) -> None:
-        """Notes that a forward of a module showed no logits, and what it showed."""
-        self._missing[name] = found
-
     # ---- AfterStep ----
 
     def clear(self) -> None:
+        self._came.clear()
         self._own.fill_(-math.inf)
+        self._missing.clear()
 
     def skip_unless(self, finite: torch.Tensor) -> None:
+        self._gather()
         for maxima in (self._own, self._kept):
             maxima.copy_(torch.where(finite, maxima, -math.inf))
 
     def forget(self) -> None:
-        self._own.fill_(-math.inf)
+        self.clear()
         self._kept.fill_(-math.inf)
-        self._missing.clear()
         self._given.clear()
 
     def problem(self) -> str | None:
-        missing = {name: found for name, found in self._missing.items() if name not in self._given}
+        self._gather()
+        # In one order on all ranks. Backwards have another one.
+        missing = {n: self._missing[n] for n in self.heads if n in self._missing and n not in self._given}
         self._missing.clear()
         for name, found in missing.items():
             return (
@@ -113,6 +150,7 @@ class StepClip:
         return [f"QKClip's tau = {self.tau}"]
 
     def maxima(self) -> torch.Tensor:
+        self._gather()
         return torch.maximum(self._own, self._kept)
 
     def row_factors(
@@ -137,7 +175,6 @@ class StepClip:
             of_rank.mul_(factors.to(of_rank.device))  # FSDP2 may offload it
 
 
-def _note_backward(clip: weakref.ref[StepClip], name: str, maxima: torch.Tensor, _gradient: torch.Tensor) -> None:
+def _note_backward(clip: weakref.ref[StepClip], name: str, shown: torch.Tensor | str, *_: Any) -> None:
     if (lives := clip()) is not None:
-        with torch.no_grad():
-            lives.note_backward(name, maxima)
+        lives.note_backward(name, shown)

@@ -223,8 +223,9 @@ void Engine::open_backward() {
   core::require(no_backward_.empty(), no_backward_);
   settle();
   verdict_.reset();
-  began_anew_ = placeholders_.all_cleared();
-  host_sums_.begin_backward(began_anew_);
+  const bool begins_anew = placeholders_.all_cleared();
+  if (begins_anew) last_anew_ = num_backwards_ + 1;
+  host_sums_.begin_backward(begins_anew);
   placeholders_.forget_cleared();
   take_new_gradients();
   executor_.profile().set_phase(Phase::kBackward);

@@ -166,9 +166,10 @@ class Engine : private schedule::Performer {
   }
 
   HostSums& host_sums() { return host_sums_; }
-  /// Since construction, the open one included; and if all gradients were cleared before it.
+  /// Since construction, the open one included; and the last one before which all were cleared.
   std::int64_t num_backwards() const { return num_backwards_; }
-  bool began_anew() const { return began_anew_; }
+  std::int64_t last_anew() const { return last_anew_; }
+  std::int64_t this_backward() const { return num_backwards_ + (backward_is_open() ? 0 : 1); }
   /// Multiplies the owned gradients (Owned::scale_gradients); the verdict stays. The caller
   /// multiplies the host's gradients, and all ranks do the same.
   /// @param factor  [] on the engine's device.
@@ -277,7 +278,7 @@ class Engine : private schedule::Performer {
   bool backward_syncs_ = true;        // as its begin found it
   OpenUses open_uses_;
   std::int64_t num_backwards_ = 0;
-  bool began_anew_ = true;
+  std::int64_t last_anew_ = 1;
   bool has_second_order_ = false;  // since weights were new, or a backward gave up its graph
   int second_order_ = -1;  // the last backward that created a graph; its recomputations are no uses
   std::int64_t num_evaluations_ = 0;
