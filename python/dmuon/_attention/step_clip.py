@@ -71,7 +71,7 @@ class StepClip:
             self._gather()
         # The base's node: a view loses its own if it is changed in place. A hook behind it, because the backward
         # begins with one before it.
-        nodes = [(result._base if result._is_view() else result).grad_fn for result in results]
+        nodes = [(result if result._base is None else result._base).grad_fn for result in results]
         for node in (node for node in nodes if node is not None):
             # Weakly, because a loss that a program keeps has the hook.
             node.register_hook(functools.partial(_note_backward, weakref.ref(self), name, shown))
@@ -86,7 +86,7 @@ class StepClip:
 
     def note_backward(self, name: str, shown: torch.Tensor | str) -> None:
         """Notes that the backward of a forward runs."""
-        self._came.append(_Came(self._runtime.engine.this_backward, name, shown))
+        self._came.append(_Came(self._runtime.engine.backward_number, name, shown))
 
     def _gather(self) -> None:
         """Takes what has come in backwards, and drops that of gradients that were cleared, by whatever means."""

@@ -341,6 +341,8 @@ class Muon(torch.optim.Optimizer):
                 else:
                     parameter.grad.detach_()
                     parameter.grad.zero_()
+        if not set_to_none:
+            runtime.plain.note_zeros(p for group in self.param_groups for p in group["params"])
 
     # ---- figures ----
 

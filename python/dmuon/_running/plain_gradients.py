@@ -142,6 +142,12 @@ class PlainGradients:
             return False
         return any(p.grad is not None and not is_mean(p.grad) for p in self._parameters)
 
+    def note_zeros(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Notes that the gradients of these parameters are zeros on all ranks, so none of them is open."""
+        for parameter in parameters:
+            if parameter in self._parameters and parameter.grad is not None:
+                mark(parameter.grad, is_mean=True)
+
     def average_open(self) -> None:
         """Averages all gradients now, open ones too. Collective."""
         if self._group is None:

@@ -6,8 +6,8 @@ import functools
 
 import torch
 
-_PIECE = 1 << 16  # words that stay in a CPU's cache
-_MOST_PIECES = 64  # at once on other devices, for few launches
+_PIECE = 1 << 12  # words; as many factors stay in memory
+_PIECES_ON_CPU, _MOST_PIECES = 16, 1024  # at once: what stays in a CPU's cache, and for few launches elsewhere
 _STEP = 0x9E3779B1  # odd, so that no piece is lost among those before it
 
 
@@ -24,7 +24,7 @@ def checksum(values: torch.Tensor) -> torch.Tensor:
         flat = flat.clone()  # words must lie at multiples of their size
     words = flat.view(torch.uint8).view(word)
     factors, powers = _factors(values.device)
-    at_once = (1 if values.is_cpu else _MOST_PIECES) * _PIECE
+    at_once = (_PIECES_ON_CPU if values.is_cpu else _MOST_PIECES) * _PIECE
     in_pieces = words.numel() // _PIECE * _PIECE
     total = torch.zeros((), dtype=torch.int64, device=values.device)
     for some in (*words[:in_pieces].split(at_once), words[in_pieces:]):

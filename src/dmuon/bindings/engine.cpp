@@ -243,7 +243,7 @@ void add_step(EngineClass& engine) {
       .def("meet", &Engine::meet, py::arg("call"), no_gil)
       .def_property_readonly("num_backwards", &Engine::num_backwards)
       .def_property_readonly("last_anew", &Engine::last_anew)
-      .def_property_readonly("this_backward", &Engine::this_backward)
+      .def_property_readonly("backward_number", &Engine::backward_number)
       .def("host_sums", &Engine::host_sums, kInside)
       .def("drain", &Engine::drain, no_gil)
       .def("finish_update", &Engine::finish_update, no_gil)

@@ -169,7 +169,7 @@ class Engine : private schedule::Performer {
   /// Since construction, the open one included; and the last one before which all were cleared.
   std::int64_t num_backwards() const { return num_backwards_; }
   std::int64_t last_anew() const { return last_anew_; }
-  std::int64_t this_backward() const { return num_backwards_ + (backward_is_open() ? 0 : 1); }
+  std::int64_t backward_number() const { return num_backwards_ + (backward_is_open() ? 0 : 1); }
   /// Multiplies the owned gradients (Owned::scale_gradients); the verdict stays. The caller
   /// multiplies the host's gradients, and all ranks do the same.
   /// @param factor  [] on the engine's device.
