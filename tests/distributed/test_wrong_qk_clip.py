@@ -87,8 +87,12 @@ def a_projection(mesh: Any, of: str, frozen: bool = False) -> None:
     "QKClip: 'blocks.0.attention': expected a forward that calls", "got no such call", "clip.observe", all_ranks=True
 )
 @refused("QKClip: 'blocks.0.attention': expected a forward that calls", all_ranks=False)
-def attention_without_logits(mesh: Any, all_ranks: bool) -> None:
+@refused("QKClip: 'blocks.0.attention': expected a forward that calls", all_ranks=True, frozen=True)
+def attention_without_logits(mesh: Any, all_ranks: bool, frozen: bool = False) -> None:
+    """No backward runs through what is `frozen`, the first attention too."""
     model, opt, clip = hidden(mesh)
+    for module in (model.embedding, model.blocks[0]) if frozen else ():
+        module.requires_grad_(False)
     loss_of(model, part(batch(0), *place_of(mesh))).backward()
     for name in clip.max_logits if not all_ranks and place_of(mesh)[0] != 3 else ():
         clip.observe(name, torch.zeros(4))

@@ -40,7 +40,8 @@ class StepClip:
         self._came: list[_Came] = []  # in backwards, not in `_own` yet
         self._last = self._own.clone()
         # Likewise modules that showed no logits, with what was found. And modules whose maxima the user gave.
-        self._missing: dict[str, str] = {}
+        self._own_missing: dict[str, str] = {}
+        self._kept_missing: dict[str, str] = {}
         self._given: set[str] = set()
         self._of_biases: list[torch.Tensor] = []
 
@@ -80,7 +81,7 @@ class StepClip:
     def note_at_once(self, name: str, shown: torch.Tensor | str) -> None:
         """Counts what a forward without gradients has shown, until the next step."""
         if isinstance(shown, str):
-            self._missing[name] = shown
+            self._kept_missing[name] = shown
         else:
             self._add(self._kept, name, shown)
 
@@ -92,14 +93,15 @@ class StepClip:
         """Takes what has come in backwards, and drops that of gradients that were cleared, by whatever means."""
         last_anew, (came, self._came) = self._runtime.engine.last_anew, (self._came, [])
         if self._newest < last_anew:
+            self._newest = last_anew
             self._own.fill_(-math.inf)
-            self._missing.clear()
+            self._own_missing.clear()
         for backward, name, shown in came:
             if backward < last_anew:
                 continue
             self._newest = backward
             if isinstance(shown, str):
-                self._missing[name] = shown
+                self._own_missing[name] = shown
                 continue
             if not shown.is_cpu:  # the forward may have been on another stream
                 shown.record_stream(torch.accelerator.current_stream(shown.device))
@@ -120,7 +122,7 @@ class StepClip:
     def clear(self) -> None:
         self._came.clear()
         self._own.fill_(-math.inf)
-        self._missing.clear()
+        self._own_missing.clear()
 
     def skip_unless(self, finite: torch.Tensor) -> None:
         self._gather()
@@ -130,14 +132,16 @@ class StepClip:
     def forget(self) -> None:
         self.clear()
         self._kept.fill_(-math.inf)
+        self._kept_missing.clear()
         self._given.clear()
 
     def problem(self) -> str | None:
         self._gather()
         # In one order on all ranks. Backwards have another one.
-        missing = {n: self._missing[n] for n in self.heads if n in self._missing and n not in self._given}
-        self._missing.clear()
-        for name, found in missing.items():
+        missing = self._own_missing | self._kept_missing
+        self._own_missing.clear()
+        self._kept_missing.clear()
+        for name, found in ((name, missing[name]) for name in self.heads if name in missing.keys() - self._given):
             return (
                 f"QKClip: '{name}': expected a forward that calls scaled_dot_product_attention or softmax on "
                 f"[batch, {self.heads[name].num_heads} heads, ...], got {found}. Use another implementation of "

@@ -35,8 +35,9 @@ class Ranks:
     @property
     def device(self) -> torch.device:
         """Where this rank's messages are: with the model, also in a program that sets no current device."""
-        on = f"{self.device_type}" if self.device_index is None else f"{self.device_type}:{self.device_index}"
-        return torch.device(on)
+        return torch.device(
+            self.device_type if self.device_index is None else f"{self.device_type}:{self.device_index}"
+        )
 
     @property
     def host_replicates(self) -> int:
